@@ -1,0 +1,13 @@
+"""Multi-LoRA serving for vLLM: adapter folders in a watched directory, served by name."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def __getattr__(name: str) -> str:
+    # The version is looked up on demand: importing the entry point must cost next to nothing.
+    if name == "__version__":
+        try:
+            return version("vllm-lora-plugin")
+        except PackageNotFoundError:
+            return "0+unknown"
+    raise AttributeError(name)

@@ -1,0 +1,122 @@
+"""What of a model an adapter can change, as plain data: made once by the host, used everywhere else.
+
+A host wraps linear, embedding and lm_head layers. Each wrapped layer has one or more output slices
+(qkv_proj has three); an adapter's target module names one slice, or the whole layer when it was trained on
+the packed one. Sizes are those of the whole model; shards say which part this rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How a layer applies its adapter."""
+
+    LINEAR = "linear"
+    """y[T, out] += (x[T, in] A^T) B"""
+    EMBEDDING = "embedding"
+    """y[T, out] += A[:, token]^T B; `in` is the vocabulary"""
+    LM_HEAD = "lm_head"
+    """as linear, over the sampled rows; `out` is the vocabulary"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One output slice of a layer: one target module of an adapter.
+
+    Attributes:
+        name: the module's dotted path in the host's model, "model.layers.0.self_attn.q_proj".
+        in_features: columns of A (the vocabulary for an embedding), unsharded.
+        out_features: rows of PEFT's B, unsharded.
+        in_shard: [start, stop) of the input columns this rank holds.
+        out_shard: [start, stop) of the outputs this rank holds.
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    in_shard: tuple[int, int]
+    out_shard: tuple[int, int]
+
+    @property
+    def local_in(self) -> int:
+        return self.in_shard[1] - self.in_shard[0]
+
+    @property
+    def local_out(self) -> int:
+        return self.out_shard[1] - self.out_shard[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A wrapped layer; all its slices read the same input.
+
+    Attributes:
+        name: the layer's dotted path, "model.layers.0.self_attn.qkv_proj"; with one slice, its name.
+        kind: how it applies its adapter.
+        slices: in the order of the layer's output.
+    """
+
+    name: str
+    kind: Kind
+    slices: tuple[Slice, ...]
+
+    @property
+    def local_in(self) -> int:
+        return self.slices[0].local_in
+
+    @property
+    def row_elements(self) -> int:
+        """Elements that one rank row takes here: A and B of every slice."""
+        return sum(s.local_in + s.local_out for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Every layer that an adapter may target, in the model's order.
+
+    Attributes:
+        layers: the wrapped layers.
+        dtype: the dtype adapters are served in, "bfloat16", "float16" or "float32".
+        max_rank: the highest rank that fits (`--max-lora-rank`).
+        unwrapped: paths of modules that exist but take no adapter, with the reason ("experts").
+    """
+
+    layers: tuple[Layer, ...]
+    dtype: str
+    max_rank: int
+    unwrapped: Mapping[str, str]
+
+    @property
+    def row_elements(self) -> int:
+        return sum(layer.row_elements for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain str, int, list and dict, for RPC."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelLayout:
+        """The inverse of `to_dict`; lists where tuples were are fine."""
+        layers = tuple(
+            Layer(
+                name=layer["name"],
+                kind=Kind(layer["kind"]),
+                slices=tuple(
+                    Slice(
+                        name=s["name"],
+                        in_features=s["in_features"],
+                        out_features=s["out_features"],
+                        in_shard=(s["in_shard"][0], s["in_shard"][1]),
+                        out_shard=(s["out_shard"][0], s["out_shard"][1]),
+                    )
+                    for s in layer["slices"]
+                ),
+            )
+            for layer in data["layers"]
+        )
+        return cls(layers, data["dtype"], data["max_rank"], dict(data["unwrapped"]))
