@@ -48,16 +48,18 @@ def prepare(target: Path) -> None:
     partial.rename(target)
 
 
+def ensure(target: Path) -> None:
+    """Make `target` unless an earlier run did."""
+    if not (target / "config.json").exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prepare(target)
+    say(f"{target} is ready")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, help="the folder to write")
-    target: Path = parser.parse_args().target
-    if (target / "config.json").exists():
-        say(f"{target} is ready")
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    prepare(target)
-    say(f"{target} is ready")
+    ensure(parser.parse_args().target)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,10 @@ class Code(StrEnum):
     HOST_CACHE_FULL = "host-cache-full"
     ID_CLASH = "id-clash"
     BAD_REQUEST = "bad-request"
+    UNAUTHORIZED = "unauthorized"
+    ROUTE_UNKNOWN = "route-unknown"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    BODY_TOO_LARGE = "body-too-large"
     INTERNAL = "internal"
     # The start
     SETTINGS_INVALID = "settings-invalid"

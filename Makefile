@@ -1,0 +1,35 @@
+# `make demo` and `make test` do all set-up themselves; a second run reuses .venv.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+VLLM ?= 0.32.0
+READY := $(VENV)/.ready-$(VLLM)
+MODEL := .cache/SmolLM2-135M-Instruct
+
+.PHONY: setup demo test lint bench model clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml tools/setup_venv.sh
+	PYTHON=$(PYTHON) VENV=$(VENV) VLLM=$(VLLM) bash tools/setup_venv.sh
+	touch $@
+
+model: setup
+	$(BIN)/python examples/prepare_model.py $(MODEL)
+
+demo: model
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHON=$(BIN)/python bash tools/typecheck.sh
+
+bench: model
+	$(BIN)/python benchmarks/cpu_serving.py --model $(MODEL) --json .cache/cpu_serving.json
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info

@@ -1,0 +1,155 @@
+"""Builds every kernel ahead of time, without a GPU, and writes what it takes into docs/kernels.md.
+
+    python benchmarks/aot_table.py [--write docs/kernels.md] [--arch sm_90 ...] [--dtype bfloat16 ...]
+
+Exits with 1 when a kernel spills or needs more shared memory than the device has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from lora_plugin.kernels.triton.expand import expand
+from lora_plugin.kernels.triton.shrink import embed, shrink
+from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, choose_shape
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 163),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64),
+    "other": (GPUTarget("cuda", 80, 32), 48),
+}
+"""The target of each table and the KB of shared memory that a block may have."""
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+SLICES = 3
+MARKERS = ("<!-- aot table -->", "<!-- end of aot table -->")
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class Build(NamedTuple):
+    """One kernel to build: its constants and launch options."""
+
+    kernel: Any
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+class Usage(NamedTuple):
+    """What a built kernel takes."""
+
+    registers: int
+    spills: int
+    shared: int
+    matrix: str
+
+
+def builds(choice: Choice) -> Iterator[Build]:
+    """The kernels of one entry of a table, for a layer whose sizes are multiples of every tile."""
+    tile = {"ROWS": choice.height}
+    ranks, extent, warps, stages = choice.shrink
+    constants = {"SPLIT": choice.split, "RANKS": ranks, "DEPTH": extent, "EVEN": True}
+    yield Build(shrink, tile | constants, {"num_warps": warps, "num_stages": stages})
+    yield Build(embed, tile | {"RANKS": 16}, {"num_warps": warps})
+    ranks, extent, warps, stages = choice.expand
+    constants = {"SPLIT": choice.split, "SLICES": SLICES, "RANKS": ranks, "COLS": extent, "ALIGNED": True}
+    yield Build(expand, tile | constants, {"num_warps": warps, "num_stages": stages})
+
+
+def compile_build(build: Build, target: GPUTarget, dtype: str) -> Any:
+    """Compiles as the launcher would: pointers and sizes are multiples of 16, `slices` of 8."""
+    types = {"x": dtype, "a": dtype, "y": dtype, "ids": "i64", "planes": "fp32", "slices": "i64"}
+    types |= dict.fromkeys(("count", "records", "rows"), "i32")
+    names = list(inspect.signature(build.kernel.fn).parameters)
+    signature = {n: f"*{types[n]}" if n in types else "i32" for n in names} | dict.fromkeys(
+        build.constants, "constexpr"
+    )
+    aligned = [i for i, n in enumerate(names) if n not in build.constants and n != "count"]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(build.kernel, signature, build.constants, attributes)
+    return triton.compile(source, target=target, options=build.options)
+
+
+def usage(compiled: Any, target: GPUTarget) -> Usage:
+    """Registers and spills as the assembler reports them."""
+    if target.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        value = {n: int(v) for n, v in re.findall(r"\.(\w+_count):\s+(\d+)", text)}
+        spills = value["vgpr_spill_count"] + value["sgpr_spill_count"]
+        return Usage(value["vgpr_count"], spills, compiled.metadata.shared, _matrix(text, "mfma"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack, local = (int(re.findall(rf"{n}:(\d+)", report)[-1]) for n in ("REG", "STACK", "LOCAL"))
+    matrix = _matrix(compiled.asm["ptx"], "tcgen05.mma", "wgmma", "mma.sync")
+    return Usage(registers, stack + local, compiled.metadata.shared, matrix)
+
+
+def _matrix(text: str, *names: str) -> str:
+    return next((name for name in names if name in text), "-")
+
+
+def table(archs: list[str], dtypes: list[str]) -> tuple[list[str], list[str]]:
+    """The rows of the table, and the faults found."""
+    rows, faults, seen = [], [], set()
+    for arch in archs:
+        target, limit = TARGETS[arch]
+        for name in dtypes:
+            for most, _ in TABLES.get(arch, OTHER):
+                choice = choose_shape(arch, most, getattr(torch, name))
+                for build in builds(choice):
+                    row = f"{arch} | {TYPES[name]} | {build.kernel.__name__} | {describe(build)}"
+                    if row in seen:
+                        continue
+                    seen.add(row)
+                    used = usage(compile_build(build, target, TYPES[name]), target)
+                    rows.append("| " + " | ".join(map(str, (row, *used))) + " |")
+                    if used.spills or used.shared > limit * 1024:
+                        faults.append(rows[-1])
+                    print(rows[-1], file=sys.stderr)
+    return rows, faults
+
+
+def describe(build: Build) -> str:
+    c, o = build.constants, build.options
+    tile = [c["ROWS"], c["RANKS"], *(c[n] for n in ("DEPTH", "COLS") if n in c)]
+    split = f", split {c['SPLIT']}" if c.get("SPLIT", 1) > 1 else ""
+    return f"{'x'.join(map(str, tile))}{split}, {o['num_warps']} warps, {o.get('num_stages', '-')} stages"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--arch", nargs="*", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--dtype", nargs="*", default=["bfloat16", "float32"], choices=list(TYPES))
+    args = parser.parse_args()
+    rows, faults = table(args.arch, args.dtype)
+    columns = ("table", "dtype", "kernel", "tile", "registers", "spills", "shared (B)", "matrix unit")
+    text = "\n".join([f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *rows])
+    print(text)
+    if args.write:
+        before, rest = args.write.read_text().split(MARKERS[0])
+        after = rest.split(MARKERS[1])[1]
+        args.write.write_text(f"{before}{MARKERS[0]}\n{text}\n{MARKERS[1]}{after}")
+    for fault in faults:
+        print(f"over the limit: {fault}", file=sys.stderr)
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The hook set: pluggy specs, the manager, the built-in hooks."""

@@ -1,0 +1,94 @@
+"""Which rows of a step use which adapter."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.plan import Limits, Tile, make_plan
+from lora_plugin.kernels.runs import IntArray, find_runs
+from lora_plugin.kernels.workspace import Workspace
+from numpy.typing import NDArray
+
+CELLS_PER_TOKEN = 64
+"""A longest run of this rank is one product; a higher rank is cut into several."""
+
+
+class Batch:
+    """The rows of a step and the plan to compute them; reused for the life of the server.
+
+    Args:
+        max_tokens, max_requests, max_adapters: the largest step.
+        arena_rows: rows of every layer's arena.
+        device, dtype: those of the layers.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        max_requests: int,
+        max_adapters: int,
+        arena_rows: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        self.max_tokens, self.max_requests, self.max_adapters = max_tokens, max_requests, max_adapters
+        self.arena_rows, self.device, self.dtype = arena_rows, torch.device(device), dtype
+        self.limits = Limits(max(arena_rows, max_tokens * min(arena_rows, CELLS_PER_TOKEN)))
+        self.workspace = Workspace(self.limits.cells, self.device, dtype)
+        self.num_rows = 0
+        self.num_adapters = 0
+        self.plan: tuple[Tile, ...] = ()
+        none = np.empty(0, dtype=np.int64)
+        self._inputs: tuple[IntArray, IntArray, IntArray, IntArray] = (none, none, none, none)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no row uses an adapter."""
+        return not self.plan
+
+    def update(self, adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> None:
+        """Describes the next step; nearly free when it looks like the last one.
+
+        Args:
+            adapters: [requests] index into `first_rows` and `ranks`, or -1 for the base model.
+            counts: [requests] consecutive rows of each request, in row order.
+            first_rows, ranks: [entries] arena rows [first, first + rank) of each adapter.
+
+        Raises:
+            ValueError: the step is larger than the batch, or an adapter lies outside the arena.
+        """
+        inputs = (adapters, counts, first_rows, ranks)
+        if all(map(np.array_equal, self._inputs, inputs)):
+            return
+        self._check(*inputs)
+        runs = find_runs(*inputs)
+        self.plan = make_plan(runs, self.limits, self.device)
+        self.num_rows = int(counts.sum())
+        self.num_adapters = len(np.unique(runs.lo))
+        self._inputs = (adapters.copy(), counts.copy(), first_rows.copy(), ranks.copy())
+
+    def reserve(self, weights: LayerWeights) -> None:
+        """Makes room for a layer in the workspace."""
+        self.workspace.reserve(weights)
+
+    def row_adapters(self) -> NDArray[np.int32]:
+        """[num_rows] the adapter of each row, -1 for the base model."""
+        adapters, counts, _, _ = self._inputs
+        return np.repeat(adapters.astype(np.int32), counts)
+
+    def _check(self, adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> None:
+        if len(adapters) != len(counts) or len(adapters) > self.max_requests:
+            raise ValueError(
+                f"{len(adapters)} requests with {len(counts)} counts, at most {self.max_requests}"
+            )
+        if counts.sum() > self.max_tokens or (counts < 0).any():
+            raise ValueError(f"{counts.sum()} rows, at most {self.max_tokens}")
+        if len(first_rows) != len(ranks) or (
+            len(adapters) and not -1 <= adapters.min() <= adapters.max() < len(ranks)
+        ):
+            raise ValueError("an adapter is not in the table")
+        if len(ranks) and not (
+            ranks.min() >= 0 <= first_rows.min() and (first_rows + ranks).max() <= self.arena_rows
+        ):
+            raise ValueError(f"an adapter lies outside the {self.arena_rows} rows of the arena")

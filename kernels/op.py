@@ -1,0 +1,69 @@
+"""The ops a model calls, opaque to `torch.compile`: y changes in place, a handle names layer and batch."""
+
+from __future__ import annotations
+
+import torch
+from lora_plugin.kernels.batch import Batch
+from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.plan import Tile
+from lora_plugin.kernels.product import Product, bind
+from torch import Tensor
+
+
+class _Registered:
+    """A layer with its batch, and the products of the plan it last saw."""
+
+    __slots__ = ("batch", "plan", "products", "weights")
+
+    def __init__(self, weights: LayerWeights, batch: Batch) -> None:
+        self.weights, self.batch = weights, batch
+        self.plan: tuple[Tile, ...] = ()
+        self.products: list[Product] = []
+
+    def run(self, y: Tensor, x: Tensor) -> None:
+        plan = self.batch.plan
+        if plan is not self.plan:
+            self.products = [bind(self.weights, tile, self.batch.workspace) for tile in plan]
+            self.plan = plan
+        for product in self.products:
+            product(y, x)
+
+
+_layers: list[_Registered] = []
+
+
+def register(weights: LayerWeights, batch: Batch) -> int:
+    """Joins a layer with the batch that its rows come from; returns the handle for the ops.
+
+    Not during a step: it may grow the batch's buffers.
+    """
+    if weights.rows != batch.arena_rows or weights.a.dtype != batch.dtype:
+        raise ValueError(
+            f"a layer of {weights.rows} {weights.a.dtype} rows on a batch of {batch.arena_rows} {batch.dtype}"
+        )
+    batch.reserve(weights)
+    _layers.append(_Registered(weights, batch))
+    return len(_layers) - 1
+
+
+def unregister_all() -> None:
+    """Forgets every layer; handles are given anew from 0."""
+    _layers.clear()
+
+
+def _apply(y: Tensor, x: Tensor, handle: int) -> None:
+    layer = _layers[handle]
+    if layer.batch.plan:
+        layer.run(y, x)
+
+
+def _nothing(y: Tensor, x: Tensor, handle: int) -> None:
+    return None
+
+
+_library = torch.library.Library("lora_plugin", "DEF")
+for _name, _input in (("lora_apply", "x"), ("lora_embed", "ids")):
+    _library.define(f"{_name}(Tensor(a!) y, Tensor {_input}, int handle) -> ()")
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _apply, _key)
+    _library.impl(_name, _nothing, "Meta")

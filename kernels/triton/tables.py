@@ -1,0 +1,80 @@
+"""Tile shapes per architecture; chosen by the rows of y, so that a captured graph keeps its choice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from lora_plugin.kernels.triton.tiles import DECODE_ROWS
+
+
+class Shape(NamedTuple):
+    """One kernel's tile and its launch options.
+
+    Attributes:
+        ranks: ranks of one step (expand) or of one chunk (shrink).
+        extent: elements of `in` of one step (shrink), or columns of y (expand).
+    """
+
+    ranks: int
+    extent: int
+    warps: int
+    stages: int
+
+
+class Choice(NamedTuple):
+    """How a launch over a number of rows is cut.
+
+    Attributes:
+        height: batch rows of a tile, 16 or 64.
+        split: parts that shrink cuts `in` into, each a plane.
+    """
+
+    height: int
+    split: int
+    shrink: Shape
+    expand: Shape
+
+
+Table = tuple[tuple[int, Choice], ...]
+"""(most rows of y, choice), ascending; the last choice holds beyond."""
+
+
+CUTS = ((16, 16, 8), (64, 16, 4), (DECODE_ROWS, 16, 2), (1024, 64, 4), (4096, 64, 2))
+"""(most rows of y, height, split): `in` is split while there are too few programs to fill a device."""
+
+
+def _table(shrink: Shape, expand: Shape, large_shrink: Shape, large_expand: Shape) -> Table:
+    """The same cuts with an architecture's shapes for small and large tiles."""
+    shapes = {16: (shrink, expand), 64: (large_shrink, large_expand)}
+    cuts = (*CUTS, (1 << 31, 64, 1))
+    return tuple((rows, Choice(height, split, *shapes[height])) for rows, height, split in cuts)
+
+
+TABLES: dict[str, Table] = {
+    "sm_80": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 3), Shape(32, 128, 4, 3)),
+    "sm_90": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 3)),
+    "sm_100": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 3)),
+    "gfx942": _table(Shape(16, 256, 4, 2), Shape(16, 128, 4, 2), Shape(64, 64, 4, 2), Shape(32, 128, 4, 2)),
+}
+OTHER = _table(Shape(16, 128, 4, 2), Shape(16, 64, 4, 2), Shape(64, 32, 4, 2), Shape(32, 64, 4, 2))
+"""For an architecture without a table: fits 48 KB of shared memory in any dtype."""
+
+
+def architecture(device: torch.device) -> str:
+    """The table's key for a device: its major compute capability, or the name of an AMD one."""
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    return f"sm_{torch.cuda.get_device_capability(device)[0]}0"
+
+
+def choose_shape(arch: str, rows: int, dtype: torch.dtype) -> Choice:
+    """The entry for a launch over `rows` rows of y; 4-byte elements take half the extent."""
+    table = TABLES.get(arch, OTHER)
+    choice = next(choice for most, choice in table if rows <= most)
+    if dtype.itemsize < 4:
+        return choice
+    return choice._replace(
+        shrink=choice.shrink._replace(extent=choice.shrink.extent // 2),
+        expand=choice.expand._replace(extent=choice.expand.extent // 2),
+    )

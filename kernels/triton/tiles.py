@@ -1,0 +1,92 @@
+"""The step as the kernels read it: one packed int32 buffer at a fixed address."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from lora_plugin.kernels.runs import IntArray, Runs
+from numpy.typing import NDArray
+from torch import Tensor
+
+DECODE_ROWS = 256
+"""Up to this many rows of y, kernels may read the list of small tiles."""
+HEIGHTS = (16, 64)
+"""Batch rows of a tile in the small and the large list."""
+RECORD = 4
+"""int32 per tile: first arena row, rank, first position, rows."""
+
+
+class DeviceTiles:
+    """The rows of a step, sorted by adapter and cut into tiles, on the device.
+
+    The buffer holds the number of tiles of each list, the records of each list, and the batch rows in the
+    order of their adapters. A list's unused records are stale: kernels stop at its count. Rows
+    of the base model are in no tile. `update` makes one copy and never waits for the device.
+
+    Args:
+        max_tokens, max_adapters: the largest step.
+        device: where the layers lie.
+    """
+
+    def __init__(self, max_tokens: int, max_adapters: int, device: torch.device) -> None:
+        self.max_tokens, self.max_adapters = max_tokens, max_adapters
+        most = {16: min(max_tokens, DECODE_ROWS), 64: max_tokens}
+        self._capacity = {height: self.bound(most[height], height) for height in HEIGHTS}
+        starts = np.cumsum([RECORD, *(RECORD * n for n in self._capacity.values())]).tolist()
+        self._record_at = dict(zip(HEIGHTS, starts, strict=False))
+        self._rows_at = starts[-1]
+        self._pin = device.type == "cuda"
+        self.buffer = torch.zeros(self._rows_at + max_tokens, dtype=torch.int32, device=device)
+        self.rows = self.buffer[self._rows_at :]
+
+    def bound(self, rows: int, height: int) -> int:
+        """The most tiles of this height that any step of `rows` rows has."""
+        return min(rows, self.max_adapters + rows // height)
+
+    def of(self, height: int) -> tuple[Tensor, Tensor]:
+        """The count [1] and the records [tiles x 4] of a list, as views of the buffer."""
+        index, start = HEIGHTS.index(height), self._record_at[height]
+        return self.buffer[index : index + 1], self.buffer[start : start + RECORD * self._capacity[height]]
+
+    def update(self, runs: Runs) -> None:
+        """Describes the next step.
+
+        Raises:
+            ValueError: more adapters than `max_adapters`.
+        """
+        order = np.argsort(runs.lo, kind="stable")
+        start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
+        counts = runs.stop[order] - start
+        opens = np.flatnonzero(np.diff(lo, prepend=-1))
+        if len(opens) > self.max_adapters:
+            raise ValueError(f"{len(opens)} adapters, at most {self.max_adapters}")
+        ends = np.cumsum(counts)
+        rows = int(counts.sum())
+        # The pinned allocator hands a block out again only when its copy has passed, so steps may overlap.
+        host = torch.empty(self._rows_at + rows, dtype=torch.int32, pin_memory=self._pin)
+        packed = host.numpy()
+        packed[self._rows_at :] = np.repeat(start - (ends - counts), counts) + np.arange(rows)
+        totals = np.add.reduceat(counts, opens) if rows else counts
+        first = (ends - counts)[opens]
+        for index, height in enumerate(HEIGHTS):
+            fits = height == HEIGHTS[-1] or rows <= DECODE_ROWS
+            records = _cut(lo[opens], rank[opens], first, totals, height) if fits else _NONE
+            packed[index] = len(records)
+            at = self._record_at[height]
+            packed[at : at + records.size] = records.reshape(-1)
+        self.buffer[: len(host)].copy_(host, non_blocking=True)
+
+
+_NONE = np.empty((0, RECORD), dtype=np.int32)
+
+
+def _cut(lo: IntArray, rank: IntArray, first: IntArray, totals: IntArray, height: int) -> NDArray[np.int32]:
+    """[tiles, 4] records: the adapters' rows in pieces of `height`."""
+    tiles = -(-totals // height)
+    adapter = np.repeat(np.arange(len(tiles)), tiles)
+    skipped = height * (np.arange(len(adapter)) - np.repeat(np.cumsum(tiles) - tiles, tiles))
+    records = np.empty((len(adapter), RECORD), dtype=np.int32)
+    records[:, 0], records[:, 1] = lo[adapter], rank[adapter]
+    records[:, 2] = first[adapter] + skipped
+    records[:, 3] = np.minimum(height, totals[adapter] - skipped)
+    return records

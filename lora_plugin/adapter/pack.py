@@ -1,0 +1,159 @@
+"""The packed adapter: one slab of host memory in the order of the layers, the scale folded into B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lora_plugin.adapter.checkpoint import TensorInfo
+from lora_plugin.adapter.document import show
+from lora_plugin.adapter.plan import LayerPlan, Plan, SlicePlan
+from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.layout import Layer, ModelLayout
+
+_STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayer:
+    """What one layer of this rank adds: y += (x A^T) B for each slice.
+
+    Attributes:
+        layer: index in `ModelLayout.layers`.
+        rank: rows; slices of a lower rank are padded with zeros.
+        a: [rank, slices, local_in], in the serving dtype.
+        b: for each slice [rank, local_out], transposed to PEFT's and times the scale.
+    """
+
+    layer: int
+    rank: int
+    a: Tensor
+    b: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedAdapter:
+    """An adapter ready to be copied to the device: nothing about its content can fail any more.
+
+    Attributes:
+        rank: the highest rank of any layer.
+        nbytes: the size of `slab`.
+        layers: the targeted layers in the layout's order.
+        slab: 1-D, contiguous, in the serving dtype; every `a` and `b` is a view of it, in the order
+            a, b[0], b[1], ... of each layer, without gaps.
+    """
+
+    rank: int
+    nbytes: int
+    layers: tuple[PackedLayer, ...]
+    slab: Tensor
+
+
+class Packer:
+    """Fills a slab tensor by tensor, in whatever order they are read."""
+
+    def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
+        dtype = _SERVED[layout.dtype]
+        slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
+        self.adapter = PackedAdapter(plan.rank, plan.nbytes, _views(plan, layout, slab), slab)
+        self._uses: dict[str, list[_Use]] = {}
+        for planned, packed in zip(plan.layers, self.adapter.layers, strict=True):
+            self._plan_layer(planned, packed, layout.layers[planned.layer])
+
+    def wants(self, tensor: TensorInfo) -> bool:
+        """Whether the tensor is part of the packed adapter."""
+        return tensor.name in self._uses
+
+    def add(self, info: TensorInfo, raw: Tensor) -> None:
+        """Cast the tensor once and put this rank's parts of it in place.
+
+        Args:
+            info: a tensor that is wanted.
+            raw: its bytes, uint8 [nbytes].
+
+        Raises:
+            AdapterRejected: NOT_FINITE, for NaN or infinity before or after the cast.
+        """
+        stored = raw.view(_STORED[info.dtype]).view(info.shape)
+        for scale, uses in _by_scale(self._uses[info.name]).items():
+            served = (stored.float() * scale).to(self.adapter.slab.dtype)
+            _check_finite(info, stored, served)
+            for use in uses:
+                part = served[use.rows[0] : use.rows[1], use.columns[0] : use.columns[1]]
+                part = part.T if use.transpose else part
+                # A shard of a padded vocabulary reaches beyond the tensor; the rest stays zero.
+                use.into[: part.shape[0], : part.shape[1]].copy_(part)
+
+    def _plan_layer(self, planned: LayerPlan, packed: PackedLayer, layer: Layer) -> None:
+        for index, plan in enumerate(planned.slices):
+            if plan is None:
+                continue
+            part = layer.slices[index]
+            rows = _shift(part.out_shard, plan)
+            a = _Use(packed.a[: plan.rank, index], (0, plan.rank), part.in_shard, 1.0, False)
+            b = _Use(packed.b[index][: plan.rank], rows, (0, plan.rank), plan.scale, True)
+            self._uses.setdefault(plan.a.name, []).append(a)
+            self._uses.setdefault(plan.b.name, []).append(b)
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """A part of a stored tensor that goes into a view of the slab."""
+
+    into: Tensor
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    scale: float
+    transpose: bool
+
+
+def _shift(shard: tuple[int, int], plan: SlicePlan) -> tuple[int, int]:
+    start, stop = plan.b_rows
+    return start + shard[0], min(start + shard[1], stop)
+
+
+def _by_scale(uses: list[_Use]) -> dict[float, list[_Use]]:
+    groups: dict[float, list[_Use]] = {}
+    for use in uses:
+        groups.setdefault(use.scale, []).append(use)
+    return groups
+
+
+def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, ...]:
+    offset = 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal offset
+        size = torch.Size(shape).numel()
+        view = slab[offset : offset + size].view(shape)
+        offset += size
+        return view
+
+    layers = []
+    for planned in plan.layers:
+        layer = layout.layers[planned.layer]
+        a = take(planned.rank, len(layer.slices), layer.local_in)
+        b = tuple(take(planned.rank, part.local_out) for part in layer.slices)
+        layers.append(PackedLayer(planned.layer, planned.rank, a, b))
+    return tuple(layers)
+
+
+def _check_finite(info: TensorInfo, stored: Tensor, served: Tensor) -> None:
+    # A positive finite factor and a cast keep NaN and infinity, so one look covers before and after.
+    if bool(torch.isfinite(served).all()):
+        return
+    if bool(torch.isfinite(stored).all()):
+        found = f"values beyond the range of {str(served.dtype).removeprefix('torch.')}"
+    else:
+        found = "NaN or infinity"
+    raise AdapterRejected(
+        Code.NOT_FINITE,
+        f"{show(info.name)} cannot be served",
+        expected="finite numbers",
+        found=found,
+        hint="the training may have diverged",
+    )

@@ -1,0 +1,95 @@
+"""The tensors of an adapter put together: lora_A with lora_B, by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lora_plugin.adapter.checkpoint import TensorInfo
+from lora_plugin.adapter.document import show, show_some
+from lora_plugin.adapter.tensor_names import LoraName, feature_of, parse_base_copy, parse_lora
+from lora_plugin.errors import AdapterRejected, Code
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """lora_A and lora_B of one module; `embedding` says whether they are lora_embedding_A and _B."""
+
+    a: TensorInfo
+    b: TensorInfo
+    embedding: bool
+
+
+def pair_tensors(tensors: Iterable[TensorInfo]) -> tuple[dict[str, Pair], dict[str, TensorInfo]]:
+    """The pairs, and the copies of base weights that PEFT saves beside targeted embeddings, both by module.
+
+    Raises:
+        AdapterRejected: TENSOR_PAIR_MISSING, TENSOR_UNKNOWN, FEATURE_UNSUPPORTED or WEIGHTS_INVALID.
+    """
+    found: dict[str, dict[str, tuple[LoraName, TensorInfo]]] = {}
+    copies: dict[str, TensorInfo] = {}
+    for tensor in tensors:
+        if (name := parse_lora(tensor.name)) is not None:
+            _place(found.setdefault(name.module, {}), name, tensor)
+        elif (base := parse_base_copy(tensor.name)) is not None:
+            copies[base] = tensor
+        else:
+            raise _not_lora(tensor)
+    if not found:
+        raise AdapterRejected(Code.WEIGHTS_INVALID, "the weights hold no lora_A and lora_B")
+    _check_one_adapter(name for parts in found.values() for name, _ in parts.values())
+    return {module: _pair(parts) for module, parts in found.items()}, copies
+
+
+def _place(parts: dict[str, tuple[LoraName, TensorInfo]], name: LoraName, tensor: TensorInfo) -> None:
+    _, other = parts.setdefault(name.part, (name, tensor))
+    if other is not tensor:
+        raise AdapterRejected(
+            Code.WEIGHTS_INVALID,
+            f"lora_{name.part} of {show(name.module)} is stored twice",
+            found=f"{show(other.name)} and {show(tensor.name)}",
+        )
+
+
+def _check_one_adapter(names: Iterable[LoraName]) -> None:
+    adapters = {name.adapter for name in names}
+    if len(adapters) > 1:
+        raise AdapterRejected(
+            Code.WEIGHTS_INVALID,
+            "the weights hold more than one adapter",
+            found=show_some(sorted(adapters, key=str)),
+            hint="save each into a folder of its own",
+        )
+
+
+def _pair(parts: Mapping[str, tuple[LoraName, TensorInfo]]) -> Pair:
+    if len(parts) == 2:
+        (name, a), (other, b) = parts["A"], parts["B"]
+        if name.embedding == other.embedding:
+            return Pair(a, b, name.embedding)
+    name, tensor = next(iter(parts.values()))
+    raise AdapterRejected(
+        Code.TENSOR_PAIR_MISSING,
+        f"{show(tensor.name)} has no counterpart",
+        expected=show(_counterpart(tensor.name, name)),
+        hint="save the whole adapter again",
+    )
+
+
+def _counterpart(key: str, name: LoraName) -> str:
+    infix = "lora_embedding_" if name.embedding else "lora_"
+    head, _, tail = key.rpartition(infix + name.part)
+    return head + infix + ("B" if name.part == "A" else "A") + tail
+
+
+def _not_lora(tensor: TensorInfo) -> AdapterRejected:
+    feature = feature_of(tensor.name)
+    if feature is not None:
+        return AdapterRejected(
+            Code.FEATURE_UNSUPPORTED, f"{show(tensor.name)} belongs to {feature}, which is not supported"
+        )
+    return AdapterRejected(
+        Code.TENSOR_UNKNOWN,
+        f"{show(tensor.name)} is not a tensor of a LoRA",
+        expected="<module>.lora_A.weight and <module>.lora_B.weight, or lora_embedding_A and _B",
+    )

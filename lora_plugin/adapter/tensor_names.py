@@ -1,0 +1,73 @@
+"""How PEFT and its relatives name the tensors of an adapter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+PEFT_PREFIX: Final = "base_model.model."
+
+_LORA: Final = re.compile(
+    r"(?P<module>.+)\."
+    r"(?:lora_(?P<part>[AB])(?:\.(?P<adapter>[^.]+))?\.weight"
+    r"|lora_embedding_(?P<embedding>[AB])(?:\.(?P<embedding_adapter>[^.]+))?)",
+    re.DOTALL,
+)
+
+_FEATURES: Final[tuple[tuple[str, str], ...]] = (
+    (r"\.lora_magnitude_vector\b", "DoRA"),
+    (r"\.lora_B(\.[^.]+)?\.bias$", "a bias of lora_B"),
+    (r"\.lora_diag\b", "KaSA"),
+    (r"\.lora_monteclora", "MonteCLoRA"),
+    (r"\.lora_arrow\b", "Arrow routing"),
+    (r"\btrainable_tokens", "trainable tokens"),
+    (r"\.modules_to_save\.", "modules_to_save"),
+    (r"\.bias$", "a trained bias"),
+    (r"(^|\.)(?!lora_)[^.]+\.weight$", "a whole trained weight (modules_to_save or a resized vocabulary)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraName:
+    """What the name of a lora_A or lora_B tensor says.
+
+    Attributes:
+        module: the module in the trained model, "model.layers.0.self_attn.q_proj".
+        part: "A" or "B".
+        embedding: whether it is a lora_embedding_A or lora_embedding_B.
+        adapter: the adapter's name in the file, if it was saved with one.
+    """
+
+    module: str
+    part: str
+    embedding: bool
+    adapter: str | None
+
+
+def parse_lora(key: str) -> LoraName | None:
+    """The parts of a lora_A, lora_B, lora_embedding_A or lora_embedding_B key, None for any other."""
+    found = _LORA.fullmatch(key)
+    if found is None:
+        return None
+    embedding = found["embedding"]
+    return LoraName(
+        module=found["module"].removeprefix(PEFT_PREFIX),
+        part=embedding or found["part"],
+        embedding=embedding is not None,
+        adapter=found["embedding_adapter"] if embedding else found["adapter"],
+    )
+
+
+def parse_base_copy(key: str) -> str | None:
+    """The module of a key under which PEFT saves the base weight of a targeted embedding, None for any other.
+
+    See `save_embedding_layers` of `PeftModel.save_pretrained`.
+    """
+    module = key.removesuffix(".base_layer.weight")
+    return None if module == key else module.removeprefix(PEFT_PREFIX)
+
+
+def feature_of(key: str) -> str | None:
+    """Which feature that is not plain LoRA a key belongs to, None if it says nothing."""
+    return next((feature for pattern, feature in _FEATURES if re.search(pattern, key)), None)

@@ -1,0 +1,1 @@
+"""The admin endpoint: list, inspect, pin, evict and unload adapters over HTTP."""

@@ -1,0 +1,68 @@
+"""Operations that live on another event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.admin.operations import Operations
+from lora_plugin.errors import Code, Unavailable
+
+T = TypeVar("T")
+
+
+class LoopBridge:
+    """`Operations` whose work runs on `loop`, called from a loop of another thread.
+
+    A call that `loop` does not finish within `timeout` seconds is cancelled there and raises
+    Unavailable; so does any call once `loop` is closed.
+    """
+
+    def __init__(
+        self, operations: Operations, loop: asyncio.AbstractEventLoop, timeout: float = 10.0
+    ) -> None:
+        self._operations = operations
+        self._loop = loop
+        self._timeout = timeout
+
+    async def adapters(self) -> list[AdapterView]:
+        return await self._run(self._operations.adapters())
+
+    async def adapter(self, name: str) -> AdapterView:
+        return await self._run(self._operations.adapter(name))
+
+    async def evict(self, name: str) -> None:
+        await self._run(self._operations.evict(name))
+
+    async def pin(self, name: str) -> None:
+        await self._run(self._operations.pin(name))
+
+    async def unpin(self, name: str) -> None:
+        await self._run(self._operations.unpin(name))
+
+    async def unload(self, name: str) -> None:
+        await self._run(self._operations.unload(name))
+
+    async def pool(self) -> PoolView:
+        return await self._run(self._operations.pool())
+
+    async def ready(self) -> bool:
+        return await self._run(self._operations.ready())
+
+    async def _run(self, operation: Coroutine[Any, Any, T]) -> T:
+        try:
+            future = asyncio.run_coroutine_threadsafe(operation, self._loop)
+        except RuntimeError:
+            operation.close()
+            raise Unavailable(Code.NOT_READY, "The server is stopping") from None
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
+        except TimeoutError:
+            raise Unavailable(
+                Code.NOT_READY,
+                "The server did not answer in time",
+                expected=f"an answer within {self._timeout:g} s",
+                hint="it is busy or starting; try again",
+            ) from None

@@ -1,0 +1,134 @@
+"""Every response of the admin endpoint. Sizes are bytes, times seconds, rows the pool's rank rows."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_plugin.entry import AdapterState
+from lora_plugin.errors import Code, Reason
+
+
+class View(BaseModel):
+    """Base of the responses: immutable, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReasonView(View):
+    """Why an adapter is not served; the same words as in the log and in a client's error."""
+
+    code: Code
+    message: str
+    expected: str | None = None
+    found: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, reason: Reason) -> Self:
+        return cls.model_validate(reason.to_dict())
+
+
+class Residency(View):
+    """Where an adapter's weights are."""
+
+    disk: bool = Field(description="the folder is in the watched directory")
+    host: int = Field(ge=0, description="engines that hold it in host memory")
+    device: int = Field(ge=0, description="engines that hold it on the device")
+    engines: int = Field(ge=0, description="engines in all")
+
+
+class AdapterView(View):
+    """One adapter: what was found in its folder and where it is now."""
+
+    name: str
+    state: AdapterState
+    reason: ReasonView | None = Field(default=None, description="why it is not served")
+    version: str | None = Field(
+        default=None, description="digest of the content, hexadecimal; null until computed"
+    )
+    id: str | None = Field(
+        default=None, description="the integer id inside the engine, as a string (62 bits)"
+    )
+    rank: int | None = None
+    targets: tuple[str, ...] = Field(default=(), description="leaf names of the modules it changes")
+    nbytes: int = Field(default=0, ge=0, description="bytes of its weight files")
+    packed_bytes: int = Field(default=0, ge=0, description="bytes in host memory once packed")
+    base_model: str | None = Field(default=None, description="the base model its config names")
+    warnings: tuple[str, ...] = ()
+    pinned: bool = False
+    residency: Residency
+    requests: int = Field(default=0, ge=0, description="unfinished requests, all engines")
+    listed_at: float | None = Field(default=None, description="Unix time, seconds")
+    last_used_seconds_ago: float | None = None
+
+
+class AdapterPage(View):
+    """A page of adapters, sorted by name."""
+
+    adapters: tuple[AdapterView, ...]
+    total: int = Field(description="adapters that match the filters, on all pages")
+    offset: int
+    limit: int
+
+
+class ExtentView(View):
+    """Rows of one slab that one adapter version holds, the same rows in every layer."""
+
+    slab: int
+    adapter: str
+    version: str
+    first_row: int
+    rows: int
+    pinned: bool
+    requests: int
+
+
+class PoolCounters(View):
+    """What one engine's pool has done since its start."""
+
+    loads: int = Field(default=0, description="copies from host memory to the device")
+    hits: int = Field(default=0, description="admissions that found the adapter on the device")
+    misses: int = Field(default=0, description="admissions that did not")
+    evictions: dict[str, int] = Field(default_factory=dict, description="by reason")
+
+
+class EngineView(View):
+    """One engine's pool."""
+
+    slabs: int
+    slab_rows: int
+    rows_total: int
+    rows_free: int
+    host_bytes: int
+    host_budget_bytes: int
+    extents: tuple[ExtentView, ...] = ()
+    counters: PoolCounters = PoolCounters()
+
+
+class PoolView(View):
+    """The pools of all engines, in the engines' order."""
+
+    engines: tuple[EngineView, ...]
+
+
+class HealthView(View):
+    """The answer of a ready endpoint."""
+
+    status: Literal["ok"] = "ok"
+
+
+class RouteView(View):
+    """One line of the route list."""
+
+    method: str
+    path: str
+    summary: str
+
+
+class IndexView(View):
+    """What the endpoint offers."""
+
+    version: str = Field(description="the plugin's version")
+    routes: tuple[RouteView, ...]

@@ -1,0 +1,47 @@
+"""What the admin endpoint can do, as the serving side implements it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lora_plugin.admin.models import AdapterView, PoolView
+
+
+class Operations(Protocol):
+    """The operations behind the routes.
+
+    Refusals are `LoraPluginError`s: AdapterNotFound for an unknown name, AdapterBusy for one that is in
+    use or pinned, Unavailable when an engine does not answer or has no room.
+    """
+
+    async def adapters(self) -> list[AdapterView]:
+        """Every adapter known, sorted by name, rejected and unloaded ones included."""
+        ...
+
+    async def adapter(self, name: str) -> AdapterView:
+        """One adapter; it stays visible after `unload`."""
+        ...
+
+    async def evict(self, name: str) -> None:
+        """Out of device and host memory in every engine; the next request loads it again."""
+        ...
+
+    async def pin(self, name: str) -> None:
+        """Keep it on the device."""
+        ...
+
+    async def unpin(self, name: str) -> None:
+        """Let it be evicted again."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Stop serving it until its files change."""
+        ...
+
+    async def pool(self) -> PoolView:
+        """The pools of all engines."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether the first scan of the directory is done."""
+        ...

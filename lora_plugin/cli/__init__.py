@@ -1,0 +1,5 @@
+"""The command `lora-plugin`."""
+
+from lora_plugin.cli.commands import main
+
+__all__ = ["main"]

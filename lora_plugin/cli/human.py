@@ -1,0 +1,125 @@
+"""What the commands print for people; every function returns text without a trailing newline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Sequence[str]
+
+
+def adapters(views: Iterable[Mapping[str, Any]]) -> str:
+    """One line per adapter."""
+    head = ("NAME", "STATE", "RANK", "VERSION", "HOST", "DEVICE", "PINNED", "REQUESTS", "REASON")
+    return table(head, [_adapter_row(view) for view in views])
+
+
+def adapter(view: Mapping[str, Any]) -> str:
+    """Every field of one adapter, a line each."""
+    residency = view["residency"]
+    tiers = f"host {_held(residency, 'host')}, device {_held(residency, 'device')}"
+    fields = {
+        "name": view["name"],
+        "state": view["state"],
+        **{f"reason {key}": value for key, value in (view["reason"] or {}).items()},
+        "version": view["version"],
+        "id": view["id"],
+        "rank": view["rank"],
+        "targets": ", ".join(view["targets"]),
+        "size on disk": size(view["nbytes"]),
+        "size packed": size(view["packed_bytes"]),
+        "base model": view["base_model"],
+        "warnings": "; ".join(view["warnings"]),
+        "pinned": "yes" if view["pinned"] else "no",
+        "engines": tiers,
+        "requests": view["requests"],
+        "last used": _ago(view["last_used_seconds_ago"]),
+    }
+    return table(
+        (), [(key, printable(str(value))) for key, value in fields.items() if value not in (None, "")]
+    )
+
+
+def pool(view: Mapping[str, Any]) -> str:
+    """Each engine's numbers and its extents."""
+    return "\n\n".join(_engine(index, engine) for index, engine in enumerate(view["engines"]))
+
+
+def settings(rows: Iterable[Mapping[str, str]]) -> str:
+    """One line per setting."""
+    return table(
+        ("VARIABLE", "VALUE", "FROM"), [(row["variable"], row["value"], row["source"]) for row in rows]
+    )
+
+
+def size(nbytes: int) -> str:
+    """`nbytes` in binary units, three digits at most before the unit."""
+    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def table(head: Row, rows: Iterable[Row]) -> str:
+    """Columns padded to their widest cell; an empty `head` is left out."""
+    lines = [tuple(map(printable, row)) for row in (head, *rows) if row]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def printable(text: str) -> str:
+    """`text` on one line without control characters: parts of it may come from an adapter's files."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _adapter_row(view: Mapping[str, Any]) -> Row:
+    reason = view["reason"]
+    return (
+        view["name"],
+        view["state"],
+        "-" if view["rank"] is None else str(view["rank"]),
+        (view["version"] or "-")[:12],
+        _held(view["residency"], "host"),
+        _held(view["residency"], "device"),
+        "yes" if view["pinned"] else "no",
+        str(view["requests"]),
+        "" if reason is None else f"{reason['message']} [{reason['code']}]",
+    )
+
+
+def _held(residency: Mapping[str, Any], tier: str) -> str:
+    return f"{residency[tier]}/{residency['engines']}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.0f} s ago"
+
+
+def _engine(index: int, engine: Mapping[str, Any]) -> str:
+    counters = engine["counters"]
+    lines = [
+        f"engine {index}: {engine['rows_free']} of {engine['rows_total']} rows free "
+        f"({engine['slabs']} slabs of {engine['slab_rows']}); "
+        f"host memory {size(engine['host_bytes'])} of {size(engine['host_budget_bytes'])}",
+        f"loads {counters['loads']}, hits {counters['hits']}, misses {counters['misses']}, "
+        f"evictions {sum(counters['evictions'].values())}",
+    ]
+    if engine["extents"]:
+        head = ("SLAB", "ROWS", "ADAPTER", "VERSION", "PINNED", "REQUESTS")
+        lines.append(table(head, [_extent_row(extent) for extent in engine["extents"]]))
+    return "\n".join(lines)
+
+
+def _extent_row(extent: Mapping[str, Any]) -> Row:
+    first, rows = extent["first_row"], extent["rows"]
+    return (
+        str(extent["slab"]),
+        f"{first}-{first + rows - 1}",
+        extent["adapter"],
+        extent["version"][:12],
+        "yes" if extent["pinned"] else "no",
+        str(extent["requests"]),
+    )

@@ -1,0 +1,199 @@
+"""What the catalog asks of the disk: which folders are there, whether they changed, what is in them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lora_plugin.adapter.names import check_name, is_temporary
+from lora_plugin.layout import ModelLayout
+
+logger = logging.getLogger("lora_plugin")
+
+_MAX_ENTRIES = 1000
+_MAX_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a header check found in a whole folder.
+
+    Attributes:
+        fingerprint: stands for the files that matter, by their stat data.
+        rank: the highest rank of its layers.
+        targets: the modules it changes.
+        nbytes: bytes of its files.
+        packed_bytes: bytes once packed, on one rank of the layout.
+        base_model: what its config names as the base model.
+        warnings: what is odd about it and does not keep it from being served.
+        snapshot: the files as they were found; what `Folders.verify` reads.
+    """
+
+    fingerprint: str
+    rank: int
+    targets: tuple[str, ...]
+    nbytes: int
+    packed_bytes: int
+    base_model: str | None
+    warnings: tuple[str, ...]
+    snapshot: Any
+
+
+class Folders(Protocol):
+    """The watched directory as the catalog sees it; every method may block on the disk."""
+
+    def names(self) -> set[str] | None:
+        """The folders that may be adapters; None where the directory cannot be looked into."""
+        ...
+
+    def reachable(self) -> bool:
+        """Whether the directory itself is there."""
+        ...
+
+    def stamp(self, name: str) -> str | None:
+        """Equal as long as nothing in the folder changed, by stat only; None: there is no such folder."""
+        ...
+
+    def inspect(self, name: str) -> Content:
+        """The header check. Raises AdapterIncomplete or AdapterRejected."""
+        ...
+
+    def verify(self, name: str, content: Content) -> str:
+        """The digest of what `inspect` found. Raises AdapterIncomplete (CHANGED) if it changed since."""
+        ...
+
+
+class AdapterFolders:
+    """The real ones."""
+
+    def __init__(self, root: Path, layout: ModelLayout, *, taken: Collection[str], max_bytes: int) -> None:
+        self._root = root
+        self._layout = layout
+        self._taken = frozenset(taken)
+        self._max_bytes = max_bytes
+        self._device: int | None = None
+        self._unreachable = False
+
+    def names(self) -> set[str] | None:
+        try:
+            device = self._root.stat().st_dev
+            with os.scandir(self._root) as entries:
+                names = {
+                    entry.name for entry in entries if not is_temporary(entry.name) and _is_folder(entry)
+                }
+        except OSError as error:
+            self._say_unreachable(error.strerror or str(error))
+            return None
+        if not names and self._device not in (None, device):
+            self._say_unreachable("it is empty and on another device than before: unmounted")
+            return None
+        self._device = device
+        if self._unreachable:
+            self._unreachable = False
+            logger.info("The adapter directory %s is back", self._root)
+        return names
+
+    def reachable(self) -> bool:
+        try:
+            return self._root.is_dir() and self._root.stat().st_dev == (
+                self._device or self._root.stat().st_dev
+            )
+        except OSError:
+            return False
+
+    def stamp(self, name: str) -> str | None:
+        if not name or is_temporary(name) or {"/", "\0"} & set(name):
+            return None
+        path = self._root / name
+        digest = hashlib.blake2b(digest_size=16)
+        try:
+            if not stat.S_ISDIR(path.stat().st_mode):
+                return None
+            for line in self._lines(path):
+                digest.update(os.fsencode(line))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return digest.hexdigest()
+
+    def inspect(self, name: str) -> Content:
+        # The reader brings torch with it, which the settings and the command line do without.
+        from lora_plugin.adapter.load import inspect
+
+        check_name(name, self._taken)
+        found = inspect(self._root, name, self._layout, self._max_bytes)
+        return Content(
+            fingerprint=found.snapshot.fingerprint,
+            rank=found.rank,
+            targets=tuple(found.targets),
+            nbytes=found.nbytes,
+            packed_bytes=found.packed_nbytes,
+            base_model=found.base_model,
+            warnings=tuple(found.warnings),
+            snapshot=found.snapshot,
+        )
+
+    def verify(self, name: str, content: Content) -> str:
+        from lora_plugin.adapter.load import verify
+
+        return verify(self._root, name, content.snapshot)
+
+    def _lines(self, path: Path) -> Iterator[str]:
+        """One line per file; temporary files of a copying tool count, they show that it is at work."""
+        yield _line("", path.stat())
+        if not path.resolve().is_relative_to(self._root.resolve()):
+            # Nothing outside the directory is opened: the link itself is all there is to see.
+            yield _line(str(path.readlink()), path.lstat())
+            return
+        left = _MAX_ENTRIES
+        for line in _walk(path, _MAX_DEPTH):
+            yield line
+            left -= 1
+            if not left:
+                return
+
+    def _say_unreachable(self, why: str) -> None:
+        if not self._unreachable:
+            self._unreachable = True
+            logger.warning(
+                "The adapter directory %s cannot be looked into (%s): adapters stay as they are until it can",
+                self._root,
+                why,
+            )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        # A link in a circle is no folder; a folder that cannot be looked at may be one.
+        return error.errno != errno.ELOOP
+
+
+def _walk(path: Path, depth: int) -> Iterator[str]:
+    try:
+        with os.scandir(path) as found:
+            entries = sorted(found, key=lambda entry: (entry.is_dir(follow_symlinks=False), entry.name))
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        yield f"{path} {error.errno}\n"
+        return
+    for entry in entries:
+        try:
+            yield _line(entry.path, entry.stat())
+        except OSError as error:
+            yield f"{entry.path} {error.errno}\n"
+        if depth > 1 and entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), depth - 1)
+
+
+def _line(name: str, found: os.stat_result) -> str:
+    # The change time tells of a rewrite that kept size and modification time, as `cp -p` and rsync make.
+    return f"{name} {found.st_ino} {found.st_mode} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}\n"

@@ -1,0 +1,230 @@
+"""The engine core's side: it asks workers to stage, keeps the pool informed, and answers the API servers.
+
+Everything here runs on the engine's thread between steps, so it only starts work or asks.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+from lora_plugin.errors import AdapterRejected, Code, LoraPluginError, Reason
+from lora_plugin.hosts.vllm import rpc
+from lora_plugin.hosts.vllm.requests import to_spec
+from lora_plugin.pool.pool import AdapterPool
+from lora_plugin.readiness import StageSpec
+from lora_plugin.stager import Job
+
+logger = logging.getLogger("lora_plugin")
+
+# A staged version is kept this long for the request that it was staged for.
+HOLD_SECONDS = 60.0
+_POLL_SECONDS = 0.005
+_MAX_FAILURES = 1000
+
+_executors: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class EngineAdapters:
+    """Between one engine's pool and its workers.
+
+    Args:
+        executor: the host's executor; every rank executes the same calls in the same order as its steps.
+        pool: the engine's pool.
+    """
+
+    def __init__(self, executor: Any, pool: AdapterPool) -> None:
+        self._executor = executor
+        self._pool = pool
+        self._jobs: dict[int, Job] = {}
+        self._staging: set[int] = set()
+        self._failures: dict[int, Reason] = {}
+        self._parked = False
+        self._polled_at = 0.0
+        self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "layout": lambda _: self._executor.collective_rpc(rpc.layout)[0],
+            "stage": self._stage,
+            "release": lambda p: self._pool.retire(int(p["id"])),
+            "evict": lambda p: self._pool.evict(int(p["id"])),
+            "pin": lambda p: self._pool.pin(int(p["id"])),
+            "unpin": lambda p: self._pool.unpin(int(p["id"])),
+            "snapshot": lambda _: self._pool.snapshot(),
+        }
+
+    def want(self, request: LoRARequest) -> None:
+        """A request for a version arrived: have it staged unless it is."""
+        self._want(to_spec(request))
+
+    def park(self, adapter_id: int) -> Reason | None:
+        """A request waits for a version that cannot join this step; the reason when it never will."""
+        self._parked = True
+        return self._failures.get(adapter_id)
+
+    def refused(self, adapter_id: int) -> Reason | None:
+        """Why a version cannot be staged, or None."""
+        return self._failures.get(adapter_id)
+
+    def advance(self) -> None:
+        """Ask how staging goes, if a request waits for it and it was not asked just now."""
+        now = time.monotonic()
+        if not self._parked or now - self._polled_at < _POLL_SECONDS:
+            return
+        self._parked, self._polled_at = False, now
+        for entry in self._pool.restage():
+            self._jobs[entry.adapter_id] = Job(entry.adapter_id, entry.name, entry.path, entry.digest)
+        if self._jobs or self._staging:
+            self._exchange()
+
+    def call(self, command: str, payload: dict[str, Any], *, idle: bool) -> dict[str, Any]:
+        """Execute a command.
+
+        Args:
+            command: one of the table's.
+            payload: its arguments, plain data.
+            idle: whether no step will follow by itself that could carry orders to the workers.
+
+        Returns:
+            `{"result": ...}`, or `{"error": reason, "status": int}` for a refusal.
+        """
+        try:
+            result = self._commands[command](payload)
+            if idle and self._pool.has_orders:
+                self._exchange()
+        except LoraPluginError as error:
+            return {"error": error.reason.to_dict(), "status": error.status}
+        return {"result": result}
+
+    def _want(self, spec: StageSpec) -> None:
+        self._failures.pop(spec.id, None)
+        try:
+            wanted = self._pool.want(spec.id, spec.name, spec.digest, spec.path, spec.nbytes)
+        except AdapterRejected as error:
+            self._fail(spec.id, error.reason)
+            return
+        if wanted:
+            self._jobs[spec.id] = Job(spec.id, spec.name, spec.path, spec.digest)
+
+    def _stage(self, payload: dict[str, Any]) -> dict[str, Any]:
+        specs = [StageSpec(**fields) for fields in payload["adapters"]]
+        for spec in specs:
+            if spec.id not in self._staging:
+                self._want(spec)
+        if self._jobs or any(spec.id in self._staging for spec in specs):
+            self._exchange()
+        return {str(spec.id): self._status(spec.id) for spec in specs}
+
+    def _status(self, adapter_id: int) -> dict[str, Any]:
+        # A refusal is told once: asked again, the version is tried again.
+        reason = self._failures.get(adapter_id)
+        if reason is not None:
+            return {"state": "failed", "reason": reason.to_dict()}
+        self._pool.hold(adapter_id, HOLD_SECONDS)
+        entry = self._pool.get(adapter_id)
+        return {"state": "waiting" if entry is None else str(entry.host)}
+
+    def _exchange(self) -> None:
+        """One call to every rank: orders so far, new jobs, and how the jobs under way stand."""
+        jobs, self._jobs = list(self._jobs.values()), {}
+        self._staging.update(job.adapter_id for job in jobs)
+        asked = sorted(self._staging)
+        replies = self._executor.collective_rpc(
+            rpc.exchange, args=(self._pool.take_orders(), jobs, asked)
+        )
+        for adapter_id in asked:
+            self._settle(adapter_id, [reply.get(adapter_id, {"state": "staging"}) for reply in replies])
+
+    def _settle(self, adapter_id: int, outcomes: list[dict[str, Any]]) -> None:
+        failed = next((o for o in outcomes if o["state"] == "failed"), None)
+        if failed is not None:
+            self._pool.failed(adapter_id, Reason.from_dict(failed["reason"]))
+            self._fail(adapter_id, Reason.from_dict(failed["reason"]))
+        elif all(o["state"] == "ready" for o in outcomes):
+            self._staging.discard(adapter_id)
+            try:
+                self._pool.staged(adapter_id, outcomes[0]["rank"], sum(o["nbytes"] for o in outcomes))
+            except AdapterRejected as error:
+                self._fail(adapter_id, error.reason)
+
+    def _fail(self, adapter_id: int, reason: Reason) -> None:
+        self._staging.discard(adapter_id)
+        # Only the latest are of use to anyone; a directory of bad adapters must not grow this for ever.
+        while len(self._failures) >= _MAX_FAILURES:
+            self._failures.pop(next(iter(self._failures)))
+        self._failures[adapter_id] = reason
+
+
+def remember_executor(original: Callable[..., None]) -> Callable[..., None]:
+    """Around `Executor.__init__`: the scheduler, made later from the same config, finds its executor."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _executors.add(self)
+
+    return init
+
+
+def executor_of(vllm_config: Any) -> Any:
+    """The executor that was made from this config object."""
+    return next(executor for executor in _executors if executor.vllm_config is vllm_config)
+
+
+def _call(core: Any, command: str, payload: dict[str, Any]) -> dict[str, Any]:
+    adapters: EngineAdapters | None = getattr(core.scheduler, "adapters", None)
+    if adapters is None:
+        reason = Reason(Code.INTERNAL, "the LoRA plugin is off in this engine")
+        return {"error": reason.to_dict(), "status": 500}
+    return adapters.call(command, payload, idle=not core.scheduler.has_requests())
+
+
+def call(self: Any, command: str, payload: str) -> str:
+    """Added to `EngineCore` as `lora_plugin_call`: the one utility method of the plugin.
+
+    JSON both ways: a reply that the host cannot encode would end its output thread.
+    """
+    return json.dumps(_call(self, command, json.loads(payload)))
+
+
+def add_lora(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Around `EngineCore.add_lora`: staging is started; the first request waits for it."""
+
+    def method(self: Any, lora_request: LoRARequest) -> bool:
+        adapters: EngineAdapters | None = getattr(self.scheduler, "adapters", None)
+        if adapters is None:
+            return original(self, lora_request)
+        adapters.want(lora_request)
+        return adapters.refused(lora_request.lora_int_id) is None
+
+    return method
+
+
+def by_pool(original: Callable[..., Any], command: str) -> Callable[..., Any]:
+    """Around `EngineCore.remove_lora` and `pin_lora`: the pool decides."""
+
+    def method(self: Any, lora_id: int) -> Any:
+        if getattr(self.scheduler, "adapters", None) is None:
+            return original(self, lora_id)
+        reply = _call(self, command, {"id": lora_id})
+        if "error" in reply:
+            raise ValueError(str(Reason.from_dict(reply["error"])))
+        return True
+
+    return method
+
+
+def list_loras(original: Callable[..., set[int]]) -> Callable[..., set[int]]:
+    """Around `EngineCore.list_loras`: what is staged."""
+
+    def method(self: Any) -> set[int]:
+        if getattr(self.scheduler, "adapters", None) is None:
+            return original(self)
+        return {int(adapter["id"]) for adapter in self.scheduler.pool.snapshot()["adapters"]}
+
+    return method

@@ -1,0 +1,92 @@
+"""The API server's line to its engines: plain calls and answers, every engine asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
+
+from lora_plugin.errors import (
+    AdapterBusy,
+    AdapterNotFound,
+    AdapterRejected,
+    LoraPluginError,
+    Reason,
+    Unavailable,
+)
+from lora_plugin.layout import ModelLayout
+from lora_plugin.readiness import StageSpec, StageStatus
+
+_BY_STATUS: dict[int, type[LoraPluginError]] = {
+    400: AdapterRejected,
+    404: AdapterNotFound,
+    409: AdapterBusy,
+    503: Unavailable,
+}
+
+
+class EngineLink:
+    """Calls the plugin's utility method of every engine behind a client.
+
+    Args:
+        engine_client: the host's `AsyncLLM`.
+    """
+
+    def __init__(self, engine_client: Any) -> None:
+        self._core = engine_client.engine_core
+
+    async def layout(self) -> ModelLayout:
+        """The model's layout; sizes are the whole model's, shards the first rank's."""
+        return ModelLayout.from_dict((await self._call("layout", {}))[0])
+
+    async def stage(self, adapters: list[StageSpec]) -> dict[int, StageStatus]:
+        """Start to stage, or ask how it goes; an adapter is ready when it is in every engine."""
+        replies = await self._call("stage", {"adapters": [asdict(spec) for spec in adapters]})
+        return {
+            spec.id: _worst([_status(reply[str(spec.id)]) for reply in replies]) for spec in adapters
+        }
+
+    async def release(self, adapter_id: int) -> None:
+        """The version is served no longer: let it go when its last request ends."""
+        await self._call("release", {"id": adapter_id})
+
+    async def evict(self, adapter_id: int) -> None:
+        await self._call("evict", {"id": adapter_id})
+
+    async def pin(self, adapter_id: int) -> None:
+        await self._call("pin", {"id": adapter_id})
+
+    async def unpin(self, adapter_id: int) -> None:
+        await self._call("unpin", {"id": adapter_id})
+
+    async def snapshots(self) -> list[dict[str, Any]]:
+        """Every engine's pool, as `AdapterPool.snapshot` gives it."""
+        return await self._call("snapshot", {})
+
+    async def _call(self, command: str, payload: dict[str, Any]) -> list[Any]:
+        core = self._core
+        text = json.dumps(payload)
+        texts = await asyncio.gather(
+            *(
+                core._call_utility_async("lora_plugin_call", command, text, engine=engine)
+                for engine in core.core_engines
+            )
+        )
+        replies = [json.loads(text) for text in texts]
+        for reply in replies:
+            if "error" in reply:
+                error = _BY_STATUS.get(reply["status"], LoraPluginError)
+                raise error.of(Reason.from_dict(reply["error"]))
+        return [reply["result"] for reply in replies]
+
+
+def _status(reply: dict[str, Any]) -> StageStatus:
+    reason = Reason.from_dict(reply["reason"]) if "reason" in reply else None
+    state = "staging" if reply["state"] == "absent" else reply["state"]
+    return StageStatus(state, reason)
+
+
+def _worst(statuses: list[StageStatus]) -> StageStatus:
+    order = ("failed", "waiting", "staging", "ready")
+    return min(statuses, key=lambda status: order.index(status.state))

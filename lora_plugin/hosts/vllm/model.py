@@ -1,0 +1,117 @@
+"""Wrapping a loaded model: every layer that an adapter may target, and the layout that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.lora.utils import get_supported_lora_modules, is_in_target_modules, replace_submodule
+from vllm.model_executor.layers.fused_moe import MoERunner
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models import supports_multimodal
+from vllm.model_executor.models.utils import PPMissingLayer
+from vllm.model_executor.utils import get_packed_modules_mapping
+
+from lora_plugin.hosts.vllm.layers import Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
+from lora_plugin.layout import ModelLayout
+
+_EXPERTS = "MoE expert layers take no adapter yet; the attention layers do"
+_TOWER = "only the language model of a multimodal model takes an adapter"
+
+
+class ModelWrapper:
+    """Replaces a model's layers by wrapped ones.
+
+    Args:
+        model: the host's model, loaded.
+        target_modules: the operator's `--lora-target-modules`, or None for all.
+        dtype: the name of the serving dtype.
+        max_rank: the highest rank that the arena is made for.
+    """
+
+    def __init__(
+        self, model: nn.Module, target_modules: list[str] | None, dtype: str, max_rank: int
+    ) -> None:
+        self.model = model
+        self.wrapped: list[Wrapped] = []
+        self._target_modules = target_modules
+        self._dtype = dtype
+        self._max_rank = max_rank
+        self._packed = get_packed_modules_mapping(model)
+        self._supported = set(get_supported_lora_modules(model))
+        self._language_prefix = _language_prefix(model)
+        self._unwrapped: dict[str, str] = {}
+        self._wrapper_by_module: dict[int, BaseLayerWithLoRA] = {}
+
+    def wrap(self) -> ModelLayout:
+        """Wrap everything that can be, in the model's order."""
+        for name, module in list(self.model.named_modules(remove_duplicate=False)):
+            self._visit(name, module)
+        layers = tuple(wrapped.layer for wrapped in self.wrapped)
+        return ModelLayout(layers, self._dtype, self._max_rank, self._unwrapped)
+
+    def _visit(self, name: str, module: nn.Module) -> None:
+        leaf = name.rpartition(".")[2]
+        if isinstance(module, PPMissingLayer) or leaf not in self._supported:
+            return
+        if isinstance(module, MoERunner):
+            self._unwrapped[name] = _EXPERTS
+            return
+        if not isinstance(module, LinearBase | VocabParallelEmbedding):
+            return
+        if not name.startswith(self._language_prefix):
+            self._unwrapped[name] = _TOWER
+            return
+        if not is_in_target_modules(name, self._target_modules, self._packed):
+            self._unwrapped[name] = "left out by --lora-target-modules"
+            return
+        if leaf == "lm_head":
+            self._wrap_lm_head(name, module)
+            return
+        known = self._wrapper_by_module.get(id(module))
+        if known is not None:
+            # A module held under two paths: both must call the one wrapper.
+            replace_submodule(self.model, name, known)
+            return
+        self._wrap(name, leaf, module)
+
+    def _wrap(self, name: str, leaf: str, module: nn.Module) -> None:
+        if isinstance(module, VocabParallelEmbedding):
+            wrapped: Wrapped | None = wrap_embedding(name, module)
+        else:
+            wrapped = wrap_linear(name, module, self._packed.get(leaf, []))
+        if wrapped is None:
+            self._unwrapped[name] = f"{type(module).__name__} takes no adapter"
+            return
+        self._wrapper_by_module[id(module)] = wrapped.module
+        self.wrapped.append(wrapped)
+        replace_submodule(self.model, name, wrapped.module)
+
+    def _wrap_lm_head(self, name: str, head: nn.Module) -> None:
+        # The head stays; its product is made by the logits processor, which is wrapped in its stead.
+        parent = name.rpartition(".")[0]
+        processor_name = f"{parent}.logits_processor" if parent else "logits_processor"
+        if not isinstance(head, ParallelLMHead | VocabParallelEmbedding):
+            self._unwrapped[name] = f"{type(head).__name__} takes no adapter"
+            return
+        processor = self.model.get_submodule(processor_name)
+        wrapped = wrap_lm_head(name, head, processor)
+        self.wrapped.append(wrapped)
+        replace_submodule(self.model, processor_name, wrapped.module)
+
+
+def _language_prefix(model: nn.Module) -> str:
+    if not supports_multimodal(model) or not hasattr(model, "get_mm_mapping"):
+        return ""
+    prefixes = model.get_mm_mapping().language_model
+    return str(prefixes[0]) if prefixes else ""
+
+
+def unwrapped_summary(unwrapped: Mapping[str, str]) -> str:
+    """The reasons with how many modules each concerns, for one log line."""
+    reasons: dict[str, int] = {}
+    for reason in unwrapped.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return "; ".join(f"{count} x {reason}" for reason, count in reasons.items())

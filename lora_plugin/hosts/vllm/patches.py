@@ -1,0 +1,220 @@
+"""Every place where vLLM is changed, in one table, and the function that applies it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from lora_plugin.errors import HostIncompatible
+from lora_plugin.hosts.vllm import config, engine, runner, scheduler, server
+from lora_plugin.hosts.vllm.seams import Seam, apply_all
+from lora_plugin.hosts.vllm.worker import WorkerAdapters
+
+logger = logging.getLogger("lora_plugin")
+
+_ARGS = "vllm.engine.arg_utils"
+_MODELS = "vllm.entrypoints.openai.models.serving"
+_SERVING = "vllm.entrypoints.serve.engine.serving"
+_POOLING = "vllm.entrypoints.pooling.base.serving"
+_CORE = "vllm.v1.engine.core"
+_MIXIN = "vllm.v1.worker.lora_model_runner_mixin"
+_V1 = "vllm.v1.worker.gpu_model_runner"
+_V2 = "vllm.v1.worker.gpu.model_runner"
+_V2_LORA = "vllm.v1.worker.gpu.lora_utils"
+
+CREATE_ENGINE_CONFIG = Seam(
+    _ARGS, "EngineArgs.create_engine_config", config.configure_engine, ("self",), "LoRA is on without a flag"
+)
+
+SEAMS: tuple[Seam, ...] = (
+    CREATE_ENGINE_CONFIG,
+    Seam(_ARGS, "EngineArgs.add_cli_args", config.add_cli_defaults, ("parser",), "the plugin's defaults"),
+    Seam(
+        "vllm.platforms.cpu",
+        "CpuPlatform.check_and_update_config",
+        config.keep_compile_mode,
+        ("vllm_config",),
+        "LoRA switches the CPU's compile mode off",
+    ),
+    Seam(
+        _MODELS,
+        "OpenAIServingModels.init_static_loras",
+        server.init_static_loras,
+        ("self",),
+        "awaited before the server listens: watcher, catalog and admin endpoint start",
+    ),
+    Seam(
+        _MODELS,
+        "OpenAIServingModels.show_available_models",
+        server.show_available_models,
+        ("self",),
+        "/v1/models lists the catalog",
+    ),
+    Seam(
+        _MODELS,
+        "OpenAIServingModels.load_lora_adapter",
+        server.managed_by_directory,
+        ("self", "request"),
+        "a second way to load would be a second truth",
+    ),
+    Seam(
+        _MODELS,
+        "OpenAIServingModels.unload_lora_adapter",
+        server.managed_by_directory,
+        ("self", "request"),
+        "forgets only the name",
+    ),
+    Seam(
+        _SERVING,
+        "BaseServing._check_model",
+        server.check_model,
+        ("self", "request"),
+        "a request's model becomes a version that is ready",
+    ),
+    Seam(
+        _SERVING,
+        "BaseServing._maybe_get_adapters",
+        server.maybe_get_adapters,
+        ("self", "request"),
+        "the version that was selected, not the newest",
+    ),
+    Seam(
+        _SERVING,
+        "BaseServing._get_active_default_mm_loras",
+        server.no_default_mm_loras,
+        ("self", "request"),
+        "hands base-model requests to an adapter named like a content part",
+    ),
+    Seam(
+        _POOLING,
+        "PoolingBaseServing._check_model",
+        server.check_pooling_model,
+        ("self", "request"),
+        "its answer is ignored by its caller",
+    ),
+    Seam(
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.shutdown",
+        server.shutdown,
+        ("self",),
+        "watcher and admin endpoint end",
+    ),
+    Seam(
+        "vllm.config.scheduler",
+        "SchedulerConfig.get_scheduler_cls",
+        scheduler.choose_scheduler,
+        ("self",),
+        "the mixin goes over whichever scheduler is in use",
+    ),
+    Seam(
+        "vllm.v1.executor.abstract",
+        "Executor.__init__",
+        engine.remember_executor,
+        ("self", "vllm_config"),
+        "the scheduler's line to the workers",
+    ),
+    Seam(
+        _CORE,
+        "EngineCore.lora_plugin_call",
+        lambda _: engine.call,
+        None,
+        "one utility method for the API servers",
+        adds=True,
+    ),
+    Seam(_CORE, "EngineCore.add_lora", engine.add_lora, ("self", "lora_request"), "reads in the engine's step"),
+    Seam(
+        _CORE,
+        "EngineCore.remove_lora",
+        functools.partial(engine.by_pool, command="evict"),
+        ("self", "lora_id"),
+        "the pool decides",
+    ),
+    Seam(
+        _CORE,
+        "EngineCore.pin_lora",
+        functools.partial(engine.by_pool, command="pin"),
+        ("self", "lora_id"),
+        "the pool decides",
+    ),
+    Seam(_CORE, "EngineCore.list_loras", engine.list_loras, ("self",), "the pool knows"),
+    Seam(
+        _MIXIN,
+        "LRUCacheWorkerLoRAManager",
+        lambda original: WorkerAdapters,
+        ("vllm_config", "device", "embedding_modules"),
+        "slots, padding, per-token gathers and reads in a step are replaced",
+    ),
+    Seam(
+        _MIXIN,
+        "LoRAModelRunnerMixin.set_active_loras",
+        runner.set_active_loras,
+        ("self", "input_batch", "num_scheduled_tokens", "num_sampled_tokens"),
+        "a tuple entry per token",
+    ),
+    Seam(
+        _MIXIN,
+        "LoRAModelRunnerMixin._set_active_loras",
+        runner.set_mapping,
+        ("self", "prompt_lora_mapping", "token_lora_mapping", "lora_requests"),
+        "the V2 runner's batch",
+    ),
+    Seam(
+        _V1,
+        "GPUModelRunner.execute_model",
+        runner.execute_model,
+        ("self", "scheduler_output"),
+        "the scheduler's orders come before the step",
+    ),
+    Seam(
+        _V2,
+        "GPUModelRunner.execute_model",
+        runner.execute_model,
+        ("self", "scheduler_output"),
+        "the scheduler's orders come before the step",
+    ),
+    Seam(_V2_LORA, "LoraState.__init__", runner.wide_ids, ("self", "max_num_reqs"), "ids have 62 bits"),
+    Seam(
+        _V2_LORA,
+        "LoraState.make_lora_inputs",
+        runner.make_lora_inputs,
+        ("self", "req_ids", "idx_mapping", "num_scheduled_tokens"),
+        "a tuple entry per token",
+    ),
+)
+
+
+def install() -> None:
+    """Apply every seam; if one does not fit, none, and the engine's start is refused with that."""
+    _log_as_the_host()
+    try:
+        apply_all(SEAMS)
+    except HostIncompatible as error:
+        # `vllm --help` and the like must go on working: the refusal comes when an engine is configured.
+        refusal = error
+        _refuse_engine(refusal)
+
+
+class _HostHandler(logging.Handler):
+    """Hands records to the host's logger as it is configured at that moment: its level, format and process name."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        host = logging.getLogger("vllm")
+        if host.isEnabledFor(record.levelno):
+            host.handle(record)
+
+
+def _log_as_the_host() -> None:
+    if not any(isinstance(handler, _HostHandler) for handler in logger.handlers):
+        logger.addHandler(_HostHandler())
+        logger.propagate = False
+        logger.setLevel(logging.DEBUG)
+
+
+def _refuse_engine(error: HostIncompatible) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    EngineArgs.create_engine_config = create_engine_config

@@ -1,0 +1,91 @@
+"""A mixin over whichever scheduler the host uses: it owns the pool and admits requests by it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, ClassVar
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from lora_plugin.hosts.vllm.config import active, arena_shape, required_settings
+from lora_plugin.hosts.vllm.engine import EngineAdapters, executor_of
+from lora_plugin.pool.orders import Orders
+from lora_plugin.pool.pool import AdapterPool
+
+ORDERS = "lora_plugin_orders"
+
+
+class LoraSchedulerMixin:
+    """Requests whose adapter is not staged, or does not fit this step, wait; the others pass them."""
+
+    host_class: ClassVar[type[Any]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not active(self.vllm_config):  # type: ignore[attr-defined]
+            # Chosen before the configuration is known; without LoRA nothing of the plugin stays.
+            self.__class__ = self.host_class
+            return
+        lora_config = self.vllm_config.lora_config  # type: ignore[attr-defined]
+        slabs, slab_rows = arena_shape(lora_config)
+        self.pool = AdapterPool(slabs, slab_rows, int(required_settings().host_memory))
+        self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool)  # type: ignore[attr-defined]
+        # The pool is the limit: the host's own count of distinct adapters must never be the lower one.
+        self.lora_config = copy.copy(lora_config)
+        self.lora_config.max_loras = 1 << 30
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        if request.lora_request is not None:
+            self.adapters.want(request.lora_request)
+            self.pool.acquire(request.request_id, request.lora_request.lora_int_id)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        self.pool.release(request.request_id)
+        return result
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.adapters.advance()
+        running = self.running  # type: ignore[attr-defined]
+        self.pool.begin_step(r.lora_request.lora_int_id for r in running if r.lora_request is not None)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        orders = self.pool.take_orders()
+        if orders:
+            setattr(output, ORDERS, orders)
+        return output  # type: ignore[no-any-return]
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        # The host's own skip: it asks this for every waiting request before it takes it into the step.
+        if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+            return False
+        lora_request: LoRARequest | None = request.lora_request
+        if lora_request is None or self.pool.try_admit(lora_request.lora_int_id):
+            return True
+        if self.adapters.park(lora_request.lora_int_id) is not None:
+            # Finished as this request's error at the end of the step.
+            self.grammar_compile_error_reqs.add(request.request_id)  # type: ignore[attr-defined]
+        return False
+
+
+def take_orders(output: SchedulerOutput) -> Orders:
+    """The orders that came with a step."""
+    return getattr(output, ORDERS, ())
+
+
+@functools.cache
+def mixed(scheduler_class: type[Any]) -> type[Any]:
+    """The scheduler class with the mixin over it; the same class for the same base."""
+    return type(f"Lora{scheduler_class.__name__}", (LoraSchedulerMixin, scheduler_class), {"host_class": scheduler_class})
+
+
+def choose_scheduler(original: Any) -> Any:
+    """Around `SchedulerConfig.get_scheduler_cls`."""
+
+    def get_scheduler_cls(self: Any) -> type[Any]:
+        return mixed(original(self))
+
+    return get_scheduler_cls

@@ -1,0 +1,168 @@
+"""What stands in a worker in place of the host's LoRA manager: it executes, and decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.lora.layers import LoRAMapping, LoRAMappingType
+from vllm.lora.request import LoRARequest
+from vllm.utils.torch_utils import PIN_MEMORY
+
+from lora_plugin import kernels
+from lora_plugin.arena import Arena
+from lora_plugin.errors import Code, LoraPluginError
+from lora_plugin.hosts.vllm.config import arena_shape, required_settings
+from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
+from lora_plugin.layout import Kind, ModelLayout
+from lora_plugin.pool.orders import Drop, Forget, Load, Orders
+from lora_plugin.pool.pool import GRANULE
+from lora_plugin.stager import Job, Stager
+
+logger = logging.getLogger("lora_plugin")
+
+Ids = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]
+
+
+class WorkerAdapters:
+    """The arena, the host cache and the batch of one worker, behind the interface of the host's manager.
+
+    Args:
+        vllm_config: the host's configuration; its `lora_config` must be set.
+        device: where the model runs.
+        embedding_modules: the model's embedding module names (unused: the layers say what they are).
+    """
+
+    layout: ModelLayout
+    arena: Arena
+    stager: Stager
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, embedding_modules: dict[str, str]
+    ) -> None:
+        assert vllm_config.lora_config is not None
+        self._lora_config = vllm_config.lora_config
+        self._device = device
+
+    def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
+        """Wrap the model's layers and allocate everything at full size, before memory is profiled."""
+        dtype: torch.dtype = self._lora_config.lora_dtype
+        slabs, slab_rows = arena_shape(self._lora_config)
+        wrapper = ModelWrapper(
+            model, self._lora_config.target_modules, str(dtype).removeprefix("torch."), slab_rows
+        )
+        self.layout = wrapper.wrap()
+        self.arena = Arena(self.layout, slabs * slab_rows, GRANULE, self._device, dtype)
+        scheduler = vllm_config.scheduler_config
+        self._tokens = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
+        self._logits = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
+        for wrapped, weights in zip(wrapper.wrapped, self.arena.weights, strict=True):
+            batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
+            wrapped.module.handle = kernels.register(weights, batch)
+        self.stager = Stager(
+            self.layout, required_settings().max_adapter_bytes, pin=PIN_MEMORY and self._on_gpu
+        )
+        model.lora_manager = None
+        logger.info(
+            "wrapped %d layers; arena of %d slabs x %d rows, %.1f MB%s",
+            len(self.layout.layers),
+            slabs,
+            slab_rows,
+            self.arena.nbytes / 1e6,
+            f" ({unwrapped_summary(self.layout.unwrapped)})" if self.layout.unwrapped else "",
+        )
+        return model
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type != "cpu"
+
+    def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> kernels.Batch:
+        arena = self.arena
+        return kernels.Batch(rows, requests, arena.max_adapters, arena.rows, self._device, dtype)
+
+    # What the scheduler decided
+
+    def execute(self, orders: Orders) -> None:
+        """Carry out the scheduler's orders, in order, before the step they came with."""
+        for order in orders:
+            logger.debug("order: %s", order)
+            match order:
+                case Load(adapter_id, first_row):
+                    self.arena.load(adapter_id, self.stager.packed(adapter_id), first_row)
+                case Drop(adapter_id):
+                    self.arena.drop(adapter_id)
+                case Forget(adapter_id):
+                    self.arena.drop(adapter_id)
+                    self.stager.forget(adapter_id)
+
+    def stage(self, jobs: list[Job], ask: list[int]) -> dict[int, dict[str, Any]]:
+        """Start to stage `jobs`, and say how the adapters in `ask` stand."""
+        for job in jobs:
+            self.stager.stage(job)
+        outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
+        return {adapter_id: o.to_dict() for adapter_id, o in outcomes.items() if o is not None}
+
+    # The batch of a step
+
+    def set_rows(self, ids: Ids, tokens: Counts, samples: Counts) -> None:
+        """Tell the kernels which rows use which adapter.
+
+        Args:
+            ids: [requests] adapter ids in row order, 0 for the base model.
+            tokens: [requests] rows of each request in this step.
+            samples: [requests] rows of each request that logits are made for.
+        """
+        entries = self.arena.entries(ids)
+        self._tokens.update(entries, tokens, self.arena.first_rows, self.arena.ranks)
+        self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
+
+    def set_active_adapters(self, requests: set[Any], mapping: LoRAMapping | None) -> None:
+        """The host's way to set a batch, used by warm-up and idle data-parallel steps only: no row has an adapter."""
+        if mapping is not None and mapping.type is LoRAMappingType.LANGUAGE:
+            none = np.zeros(1, np.int64)
+            self.set_rows(
+                none, np.array([len(mapping.index_mapping)], np.int32), np.array([len(mapping.prompt_mapping)], np.int32)
+            )
+
+    # The rest of the host's interface
+
+    @contextmanager
+    def dummy_lora_cache(self) -> Iterator[None]:
+        yield
+
+    def add_dummy_lora(self, lora_request: LoRARequest, rank: int) -> bool:
+        return True
+
+    def get_dummy_lora_warmup_rank(self, default_rank: int) -> int:
+        return default_rank
+
+    def remove_all_adapters(self) -> None:
+        """Called after warm-up and by idle data-parallel steps: real adapters stay."""
+
+    def supports_tower_connector_lora(self) -> bool:
+        return False
+
+    def list_adapters(self) -> set[int]:
+        return set()
+
+    def add_adapter(self, lora_request: LoRARequest) -> bool:
+        raise self._decided_elsewhere()
+
+    def remove_adapter(self, adapter_id: int) -> bool:
+        raise self._decided_elsewhere()
+
+    def pin_adapter(self, adapter_id: int) -> bool:
+        raise self._decided_elsewhere()
+
+    @staticmethod
+    def _decided_elsewhere() -> LoraPluginError:
+        return LoraPluginError(Code.INTERNAL, "adapters are loaded by the scheduler's orders only")

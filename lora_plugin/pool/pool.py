@@ -1,0 +1,325 @@
+"""The adapter pool: which adapters the workers hold in host memory and on the device.
+
+One per engine, on the engine's thread. It only decides; the workers carry its orders out. A host copy is
+what a device copy is made of, and what it is restored from: so an adapter on the device always has its
+host copy, and losing that means leaving the device too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lora_plugin.errors import AdapterBusy, AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
+from lora_plugin.pool.checks import check_identity, check_rows, check_size
+from lora_plugin.pool.device import Device
+from lora_plugin.pool.entry import Entry, Host
+from lora_plugin.pool.extents import ExtentAllocator, round_up
+from lora_plugin.pool.host import HostCache
+from lora_plugin.pool.journal import Cause, Journal
+from lora_plugin.pool.orders import Orders
+from lora_plugin.pool.references import References
+from lora_plugin.pool.snapshot import adapter_view, extent_view
+
+GRANULE = 8
+
+
+class AdapterPool:
+    """Allocator and residency bookkeeping of one engine; not thread-safe.
+
+    Args:
+        slabs: `--max-loras`; as many unpinned adapters always fit in one batch when nothing is pinned.
+        slab_rows: the highest rank, rounded up to 8.
+        host_budget_bytes: bytes of host memory for packed adapters, over all workers.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        slabs: int,
+        slab_rows: int,
+        host_budget_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._uses = 0
+        self._entries: dict[int, Entry] = {}
+        self._retired: dict[int, Entry] = {}
+        self._references = References()
+        self._journal = Journal()
+        self._host = HostCache(host_budget_bytes)
+        self._device = Device(ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE), self._journal)
+
+    def want(self, adapter_id: int, name: str, digest: str, path: str, nbytes: int) -> bool:
+        """Register a version for staging, evicting idle host copies for it.
+
+        True if the workers are to be asked to stage it now, after the orders taken so far: send
+        `take_orders()` first. False if they have it, are at it, or there is no room (`Host.WAITING`: ask
+        again later).
+
+        Raises:
+            AdapterRejected: the id belongs to another name or content (`ID_CLASH`), or the adapter is
+                larger than the whole host cache (`HOST_CACHE_FULL`).
+        """
+        self._sweep()
+        entry = self._entries.get(adapter_id) or Entry(adapter_id, name, digest, path, nbytes)
+        check_identity(entry, name, digest)
+        check_size(entry, nbytes, self._host.budget)
+        self._entries[adapter_id] = entry
+        self._revive(entry)
+        self._touch(entry)
+        if entry.host in (Host.STAGING, Host.READY):
+            return False
+        entry.path, entry.nbytes = path, nbytes
+        return self._reserve(entry)
+
+    def staged(self, adapter_id: int, rows: int, nbytes: int) -> bool:
+        """Every worker has packed it: `rows` is its rank, `nbytes` its real size over all workers.
+
+        False if it cannot be kept: nobody wants it any more, or it became larger than the room there is
+        (`Host.WAITING`). The workers are then told to forget it.
+
+        Raises:
+            AdapterRejected: it is larger than the host cache, or its rank than a slab (`RANK_TOO_LARGE`);
+                forgotten as by `failed`.
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is not None and entry.host is Host.READY:
+            return True
+        if entry is None or entry.host is not Host.STAGING:
+            self._journal.forget(adapter_id)
+            return False
+        try:
+            check_size(entry, nbytes, self._host.budget)
+            check_rows(entry, rows, self._device.extents.slab_rows)
+        except AdapterRejected as error:
+            self.failed(adapter_id, error.reason)
+            raise
+        self._host.remove(entry)
+        entry.rows, entry.nbytes = round_up(rows, GRANULE), nbytes
+        if not self._reserve(entry):
+            self._journal.forget(adapter_id)
+            return False
+        entry.host = Host.READY
+        self._touch(entry)
+        return True
+
+    def failed(self, adapter_id: int, reason: Reason) -> None:
+        """Some worker could not stage it: the others forget it, and so does the pool (`get` returns None)."""
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.host is not Host.STAGING:
+            return
+        self._journal.failures[reason.code] += 1
+        self._host.remove(entry)
+        self._journal.forget(adapter_id)
+        self._delete(entry)
+
+    def hold(self, adapter_id: int, seconds: float) -> bool:
+        """Keep a ready version for so long without a request; False if it is not ready (any more).
+
+        The first lease must follow `staged` at once: until then another adapter may take its room.
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.host is not Host.READY:
+            return False
+        entry.hold_until = max(entry.hold_until, self._clock() + seconds)
+        self._touch(entry)
+        return True
+
+    def restage(self) -> tuple[Entry, ...]:
+        """Versions that unfinished requests need and the host cache has lost, now being staged again.
+
+        The workers are to be asked as after `want`. Those without room stay `Host.WAITING`.
+        """
+        lost = (self._entries.get(adapter_id) for adapter_id in self._references.adapters())
+        return tuple(
+            entry
+            for entry in lost
+            if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._reserve(entry)
+        )
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the workers are to be told something; an idle engine looks here for expired leases."""
+        self._sweep()
+        return bool(self._journal)
+
+    def take_orders(self) -> Orders:
+        """The orders since the last call; to be sent in this sequence, with the next step or RPC."""
+        self._sweep()
+        return self._journal.take()
+
+    def acquire(self, request_id: str, adapter_id: int) -> None:
+        """An unfinished request uses the version from now on; twice is once."""
+        if not self._references.acquire(request_id, adapter_id):
+            return
+        entry = self._entries.get(adapter_id)
+        self._journal.arrived(entry)
+        if entry is not None:
+            self._touch(entry)
+
+    def release(self, request_id: str) -> None:
+        """The request is finished; unknown ones are fine."""
+        adapter_id = self._references.release(request_id)
+        if adapter_id is not None:
+            self._device.end_use(adapter_id)
+            self._sweep()
+
+    def begin_step(self, running: Iterable[int]) -> tuple[int, ...]:
+        """A new step: of the unpinned adapters only those of running requests are in use.
+
+        Returns the running ones that are not on the device and find no room, which happens only to
+        adapters that were never admitted: their requests must not run in this step.
+        """
+        ids = tuple(dict.fromkeys(running))
+        self._device.begin_step(ids)
+        self._sweep()
+        return tuple(adapter_id for adapter_id in ids if not self.try_admit(adapter_id))
+
+    def try_admit(self, adapter_id: int) -> bool:
+        """Whether the adapter can be part of this step; if so, it is in use until the next one.
+
+        Loads it in place of adapters that are not in use, if need be.
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.host is not Host.READY or not self._device.admit(entry):
+            return False
+        self._touch(entry)
+        return True
+
+    def pin(self, adapter_id: int) -> None:
+        """Keep a version on the device, loading it as soon as there is room.
+
+        Raises:
+            AdapterNotFound: unknown version.
+            Unavailable: it is not staged (`NOT_READY`), or no slab would be left without pins
+                (`POOL_FULL`).
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.retired:
+            raise AdapterNotFound(Code.NOT_FOUND, f"the pool knows no adapter {adapter_id}")
+        if entry.host is not Host.READY:
+            raise Unavailable(
+                Code.NOT_READY, f"adapter {entry.name!r} is not in the host cache", found=entry.host
+            )
+        if not entry.pinned and not self._device.pin(entry):
+            raise Unavailable(
+                Code.POOL_FULL,
+                f"pinning {entry.name!r} would leave no slab of the pool without pins",
+                hint="unpin another adapter, or raise --max-loras",
+            )
+
+    def unpin(self, adapter_id: int) -> None:
+        """Undo `pin`; unknown or not pinned is fine."""
+        entry = self._entries.get(adapter_id)
+        if entry is not None:
+            self._device.unpin(entry)
+
+    def evict(self, adapter_id: int) -> bool:
+        """Take a version off the device and out of the host cache; False if it is in neither.
+
+        Raises:
+            AdapterBusy: it is in use or leased (`IN_USE`), or pinned (`PINNED`).
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.host in (Host.ABSENT, Host.WAITING):
+            return False
+        if entry.pinned:
+            raise AdapterBusy(Code.PINNED, f"adapter {entry.name!r} is pinned", hint="unpin it first")
+        if self._busy(entry):
+            raise AdapterBusy(Code.IN_USE, f"adapter {entry.name!r} is in use, or about to be")
+        self._forget(entry, Cause.OPERATOR)
+        return True
+
+    def retire(self, adapter_id: int) -> None:
+        """The version is no longer served: unpin it, and let it go with its last reference and lease."""
+        entry = self._entries.get(adapter_id)
+        if entry is not None:
+            self._device.unpin(entry)
+            entry.retired = True
+            self._retired[adapter_id] = entry
+            self._sweep()
+
+    def reset_device(self) -> None:
+        """The workers' arenas and tables were emptied (level-2 sleep, `reset_lora_state`).
+
+        Call it when they can be written again: adapters in use and pins are ordered to be loaded to the
+        rows they had; the others come back on demand.
+        """
+        self._device.reset()
+
+    def get(self, adapter_id: int) -> Entry | None:
+        """What is known of a version; for reading only."""
+        return self._entries.get(adapter_id)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything there is to show, as plain str, int, list and dict."""
+        extents, now = self._device.extents, self._clock()
+        refs = self._references.count
+        return {
+            "slabs": extents.slabs,
+            "slab_rows": extents.slab_rows,
+            "granule": extents.granule,
+            "rows_total": extents.rows_total,
+            "rows_free": extents.rows_free,
+            "host_bytes": self._host.used,
+            "host_budget": self._host.budget,
+            "extents": [
+                [extent_view(entry, refs(entry.adapter_id)) for entry in self._device.residents(slab)]
+                for slab in range(extents.slabs)
+            ],
+            "adapters": [
+                adapter_view(entry, refs(entry.adapter_id), now) for entry in self._entries.values()
+            ],
+            "counters": self._journal.totals(),
+        }
+
+    def _touch(self, entry: Entry) -> None:
+        self._uses += 1
+        entry.last_used, entry.used_at = self._uses, self._clock()
+        self._host.touch(entry)
+
+    def _busy(self, entry: Entry) -> bool:
+        return (
+            self._references.count(entry.adapter_id) > 0
+            or entry.hold_until > self._clock()
+            or self._device.in_use(entry)
+        )
+
+    def _evictable(self, entry: Entry) -> bool:
+        return not entry.pinned and not self._busy(entry)
+
+    def _reserve(self, entry: Entry) -> bool:
+        """Make room in the host cache and take it for staging, else wait."""
+        victims = self._host.victims(entry.nbytes, self._evictable)
+        if victims is None:
+            entry.host = Host.WAITING
+            return False
+        for victim in victims:
+            self._forget(victim, Cause.HOST_ROOM)
+        self._host.add(entry)
+        entry.host = Host.STAGING
+        return True
+
+    def _forget(self, entry: Entry, cause: Cause) -> None:
+        self._device.drop(entry)
+        self._host.remove(entry)
+        entry.host = Host.ABSENT
+        self._journal.forget(entry.adapter_id)
+        self._journal.evicted(entry, cause)
+
+    def _sweep(self) -> None:
+        """Retired versions leave as soon as nothing uses them; leases end without an event."""
+        for entry in [entry for entry in self._retired.values() if not self._busy(entry)]:
+            if entry.host in (Host.STAGING, Host.READY):
+                self._forget(entry, Cause.RETIRED)
+            self._delete(entry)
+
+    def _delete(self, entry: Entry) -> None:
+        del self._entries[entry.adapter_id]
+        self._retired.pop(entry.adapter_id, None)
+
+    def _revive(self, entry: Entry) -> None:
+        entry.retired = False
+        self._retired.pop(entry.adapter_id, None)

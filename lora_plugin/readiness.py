@@ -1,0 +1,228 @@
+"""Makes versions ready before their requests reach the engine: one load, however many wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from lora_plugin.catalog import Catalog
+from lora_plugin.entry import AdapterState, Version
+from lora_plugin.errors import (
+    AdapterIncomplete,
+    AdapterRejected,
+    Code,
+    Reason,
+    Unavailable,
+)
+from lora_plugin.events import Event, EventKind
+from lora_plugin.flights import Flights
+from lora_plugin.prefetch import Prefetcher
+from lora_plugin.settings import Settings
+from lora_plugin.staging import EngineLink, StageSpec, StageStatus, Staging
+
+__all__ = ["EngineLink", "Readiness", "StageSpec", "StageStatus"]
+
+logger = logging.getLogger("lora_plugin")
+
+_T = TypeVar("_T")
+
+_LOOK_AGAIN = frozenset(
+    {
+        Code.CHANGED,
+        Code.INCOMPLETE,
+        Code.CONFIG_MISSING,
+        Code.WEIGHTS_MISSING,
+        Code.UNREADABLE,
+        Code.NOT_FOUND,
+    }
+)
+"""The files are not what the catalog saw: it looks again."""
+_NOT_THE_CONTENT = frozenset(
+    {
+        Code.NOT_READY,
+        Code.UNLOADED,
+        Code.IN_USE,
+        Code.PINNED,
+        Code.POOL_FULL,
+        Code.HOST_CACHE_FULL,
+        Code.ID_CLASH,
+        Code.BAD_REQUEST,
+        Code.INTERNAL,
+        Code.SETTINGS_INVALID,
+        Code.HOST_INCOMPATIBLE,
+    }
+)
+"""The adapter may be good: it is not rejected for these."""
+
+
+class Readiness:
+    """Which versions are ready in every engine, and the way there; belongs to one event loop.
+
+    Args:
+        catalog: names, versions, changes.
+        link: the line to the engines.
+        settings: `load_timeout_seconds`, `settle_seconds`, `prefetch`.
+    """
+
+    def __init__(self, catalog: Catalog, link: EngineLink, settings: Settings) -> None:
+        self._catalog = catalog
+        self._link = link
+        self._timeout = settings.load_timeout_seconds
+        self._settle_seconds = settings.settle_seconds
+        self._prefetching = settings.prefetch
+        self._staging = Staging(link)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lora-plugin-digest")
+        self._flights: Flights[Version] = Flights()
+        self._prefetcher = Prefetcher(self.ensure)
+        self._ready: dict[str, Version] = {}
+        self._asked: dict[str, Version] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Follows the catalog from now on; called on the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def follow(event: Event) -> None:
+            # The loop may have ended before the catalog's thread.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._follow, event)
+
+        self._unsubscribe = self._catalog.events.subscribe(follow)
+
+    def stop(self) -> None:
+        """Ends all waiting; called on the event loop. A second call does nothing."""
+        self._unsubscribe()
+        self._prefetcher.stop()
+        self._flights.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def ready(self, name: str) -> Version | None:
+        """The version that is served and known to be ready; costs look-ups only."""
+        version = self._ready.get(name)
+        return version if version is not None and version == self._served(name) else None
+
+    async def ensure(self, name: str) -> Version:
+        """The version that is served, once it is ready in every engine.
+
+        Raises:
+            AdapterNotFound: no adapter of that name is served, or no longer.
+            AdapterRejected: with its reason.
+            Unavailable: NOT_READY after the load timeout; or why the engines cannot take it now.
+        """
+        if (version := self.ready(name)) is not None:
+            return version
+        self._catalog.find(name)
+        try:
+            return await self._flights.join(name, lambda: self._prepare(name), self._timeout)
+        except TimeoutError:
+            raise self._not_ready(name) from None
+
+    def prefetch(self, name: str) -> None:
+        """Makes it ready in the background, one adapter at a time; failures show in the catalog only."""
+        self._prefetcher.add(name)
+
+    def forget(self, version: Version) -> None:
+        """It may be ready no longer: the next `ensure` asks the engines again."""
+        if self._ready.get(version.name) == version:
+            del self._ready[version.name]
+
+    def spec(self, version: Version) -> StageSpec:
+        """The version as it is sent to the engines."""
+        path = str(self._catalog.path_of(version.name))
+        return StageSpec(version.id, version.name, version.digest, path, version.packed_bytes)
+
+    async def _prepare(self, name: str) -> Version:
+        try:
+            return await self._stage(name)
+        except AdapterIncomplete:
+            await self._look_again(name)
+        try:
+            return await self._stage(name)
+        except AdapterIncomplete as error:
+            raise Unavailable.of(error.reason) from error
+
+    async def _stage(self, name: str) -> Version:
+        while True:
+            version = await self._version(name)
+            self._ask_for(version)
+            status = await self._staging.stage(self.spec(version))
+            if version != self._served(name):
+                continue
+            if status.state == "ready":
+                self._ready[name] = version
+                return version
+            self._fail(version, status.reason)
+
+    async def _version(self, name: str) -> Version:
+        if (served := self._served(name)) is not None:
+            return served
+        return await self._in_thread(self._catalog.version_of, name)
+
+    def _fail(self, version: Version, reason: Reason | None) -> None:
+        reason = reason or Reason(Code.CHANGED, f"the load of {version.name!r} was given up")
+        if reason.code in _LOOK_AGAIN:
+            raise AdapterIncomplete.of(reason)
+        if reason.code in _NOT_THE_CONTENT:
+            raise Unavailable.of(reason)
+        self._catalog.reject(version.name, version.digest, reason)
+        raise AdapterRejected.of(reason)
+
+    async def _look_again(self, name: str) -> None:
+        await self._in_thread(self._catalog.scan, (name,))
+        if name in self._catalog.pending():
+            await asyncio.sleep(self._settle_seconds)
+            await self._in_thread(self._catalog.scan, (name,))
+
+    def _not_ready(self, name: str) -> Unavailable:
+        version = self._asked.get(name)
+        reason = self._staging.waits_for(version.id) if version else None
+        return Unavailable(
+            Code.NOT_READY,
+            f"the adapter {name!r} was not loaded within {self._timeout:g} seconds",
+            found=reason.message if reason else None,
+            hint="try again, or raise LORA_PLUGIN_LOAD_TIMEOUT_SECONDS",
+        )
+
+    def _served(self, name: str) -> Version | None:
+        adapter = self._catalog.get(name)
+        return adapter.version if adapter is not None and adapter.state is AdapterState.LISTED else None
+
+    def _ask_for(self, version: Version) -> None:
+        self._let_go(version.name, keep=version)
+        self._asked[version.name] = version
+
+    def _follow(self, event: Event) -> None:
+        """On the loop, after every transition: what is served no longer is let go."""
+        served = self._served(event.name)
+        self._let_go(event.name, keep=served)
+        adapter = self._catalog.get(event.name)
+        new = event.kind is EventKind.UPDATED or (
+            event.kind is EventKind.LISTED and adapter is not None and not adapter.at_start
+        )
+        if new and self._prefetching:
+            self._prefetcher.add(event.name)
+
+    def _let_go(self, name: str, *, keep: Version | None) -> None:
+        asked = self._asked.get(name)
+        if asked is None or asked == keep:
+            return
+        del self._asked[name]
+        self._ready.pop(name, None)
+        self._staging.abandon(asked.id)
+        task = asyncio.create_task(self._release(asked))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, version: Version) -> None:
+        try:
+            await self._link.release(version.id)
+        except Exception as error:
+            logger.warning("The engines were not told that %r changed: %s", version.name, error)
+
+    async def _in_thread(self, function: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)

@@ -1,0 +1,176 @@
+"""The API server's part put together: catalog, watcher, readiness, admin endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from lora_plugin.admin.app import create_app
+from lora_plugin.admin.bridge import LoopBridge
+from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.admin.server import AdminServer
+from lora_plugin.catalog import Catalog
+from lora_plugin.entry import Adapter, AdapterState
+from lora_plugin.errors import AdapterNotFound, Code
+from lora_plugin.layout import ModelLayout
+from lora_plugin.metrics import Metrics
+from lora_plugin.readiness import EngineLink, Readiness, StageSpec
+from lora_plugin.settings import Settings
+from lora_plugin.views import Residents, pool_view
+from lora_plugin.watcher import Watcher
+
+logger = logging.getLogger("lora_plugin")
+
+_FIRST_SCAN_SECONDS = 30.0
+
+
+class Engines(EngineLink, Protocol):
+    """What the operator's side needs of the engines beyond staging."""
+
+    async def evict(self, adapter_id: int) -> None: ...
+
+    async def pin(self, adapter_id: int) -> None: ...
+
+    async def unpin(self, adapter_id: int) -> None: ...
+
+    async def snapshots(self) -> list[dict[str, Any]]: ...
+
+
+class Service:
+    """Serves names: what requests are resolved by, and what the admin endpoint shows and steers.
+
+    Args:
+        settings: the operator's.
+        engines: the line to the engines.
+        layout: the model's.
+        base_models: names that the base model is served under.
+        with_admin: whether this process has the admin endpoint (one of several API servers does).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engines: Engines,
+        layout: ModelLayout,
+        *,
+        base_models: Collection[str],
+        with_admin: bool,
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._catalog = Catalog.from_settings(settings, layout, base_models)
+        self._watcher = Watcher(self._catalog, settings)
+        self._readiness = Readiness(self._catalog, engines, settings)
+        self._with_admin = with_admin and settings.admin_port != 0
+        self._metrics = Metrics()
+        self._admin: AdminServer | None = None
+        self._scanned = False
+
+    async def start(self) -> None:
+        """Watch, list what is there, and open the admin endpoint; returns when the names are known."""
+        self._readiness.start()
+        self._watcher.start()
+        await asyncio.to_thread(self._watcher.first_scan, _FIRST_SCAN_SECONDS)
+        self._scanned = True
+        if self._with_admin:
+            self._admin = self._open_admin(asyncio.get_running_loop())
+        states = [adapter.state for adapter in self._catalog.list()]
+        logger.info(
+            "serving %d adapters from %s (%d refused)",
+            states.count(AdapterState.LISTED),
+            self._settings.adapter_dir,
+            states.count(AdapterState.REJECTED),
+        )
+
+    def stop(self) -> None:
+        """End the threads; a second call does nothing."""
+        self._watcher.stop()
+        self._readiness.stop()
+        if self._admin is not None:
+            self._admin.stop()
+            self._admin = None
+
+    # What requests need
+
+    def serves(self, name: str) -> bool:
+        """Whether an adapter is served under the name."""
+        adapter = self._catalog.get(name)
+        return adapter is not None and adapter.state is AdapterState.LISTED
+
+    def names(self) -> list[str]:
+        """The names served, sorted."""
+        return [adapter.name for adapter in self._catalog.listed()]
+
+    def check(self, name: str) -> None:
+        """Raises what a request for the name would get, without loading anything."""
+        self._catalog.find(name)
+
+    async def select(self, name: str) -> StageSpec:
+        """The version that a request for the name gets, once it is ready in every engine.
+
+        Raises:
+            AdapterNotFound: no adapter of that name is served.
+            AdapterRejected: with the stored reason.
+            Unavailable: it is not whole yet, or could not be made ready in time.
+        """
+        version = self._readiness.ready(name) or await self._readiness.ensure(name)
+        self._metrics.count_request(name)
+        return self._readiness.spec(version)
+
+    # What the operator can do
+
+    async def adapters(self) -> list[AdapterView]:
+        residents = Residents(await self._engines.snapshots())
+        return [residents.view(adapter) for adapter in self._catalog.list()]
+
+    async def adapter(self, name: str) -> AdapterView:
+        return Residents(await self._engines.snapshots()).view(self._known(name))
+
+    async def evict(self, name: str) -> None:
+        version = self._known(name).version
+        if version is not None:
+            self._readiness.forget(version)
+            await self._engines.evict(version.id)
+
+    async def pin(self, name: str) -> None:
+        version = await self._readiness.ensure(name)
+        await self._engines.pin(version.id)
+        await asyncio.to_thread(self._catalog.pin, name)
+
+    async def unpin(self, name: str) -> None:
+        version = self._known(name).version
+        await asyncio.to_thread(self._catalog.unpin, name)
+        if version is not None:
+            await self._engines.unpin(version.id)
+
+    async def unload(self, name: str) -> None:
+        await asyncio.to_thread(self._catalog.unload, name)
+
+    async def pool(self) -> PoolView:
+        return pool_view(await self._engines.snapshots())
+
+    async def ready(self) -> bool:
+        return self._scanned
+
+    def _known(self, name: str) -> Adapter:
+        adapter = self._catalog.get(name)
+        if adapter is None:
+            raise AdapterNotFound(Code.NOT_FOUND, f"there is no adapter named {name[:100]!r}")
+        return adapter
+
+    def _open_admin(self, loop: asyncio.AbstractEventLoop) -> AdminServer:
+        token = self._settings.admin_token
+        bridge = LoopBridge(self, loop)
+        server = AdminServer(
+            lambda: create_app(
+                bridge, token=None if token is None else token.get_secret_value(), metrics=self._metrics
+            ),
+            self._settings.admin_host,
+            self._settings.admin_port,
+        )
+        address = server.start()
+        if address is not None:
+            logger.info("admin endpoint: http://%s:%d", *address)
+        return server

@@ -1,0 +1,269 @@
+"""The settings: environment variables, each explained, checked together before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as Source
+
+from lora_plugin.setting_errors import SIZE, refuse_contradiction, refuse_invalid, refuse_unknown
+from lora_plugin.switch import PREFIX, wanted
+
+_TOKEN = re.compile(r"[!-~]+")
+
+
+def _directory(path: Path) -> Path:
+    path = path.expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise ValueError("a directory")
+    return path
+
+
+def _patterns(value: object) -> object:
+    return tuple(re.split(r"[,\s]+", value.strip(", \t\n"))) if isinstance(value, str) else value
+
+
+def _token(secret: SecretStr) -> SecretStr:
+    if not _TOKEN.fullmatch(secret.get_secret_value()):
+        raise ValueError("visible ASCII characters without spaces")
+    return secret
+
+
+def _one_size(value: object) -> object:
+    # ByteSize takes "4GiB and more" for 4GiB.
+    if isinstance(value, str) and not re.fullmatch(r"[\d.]+\s*[A-Za-z]*", value):
+        raise ValueError(SIZE)
+    return value
+
+
+def _positive(value: ByteSize) -> ByteSize:
+    if value <= 0:
+        raise ValueError("more than 0 bytes")
+    return value
+
+
+Bytes = Annotated[ByteSize, BeforeValidator(_one_size), AfterValidator(_positive)]
+
+
+class SettingDoc(NamedTuple):
+    """One row of the settings table."""
+
+    variable: str
+    default: str
+    description: str
+
+
+class Settings(BaseSettings):
+    """What the operator set, from `LORA_PLUGIN_*` variables; an empty variable counts as unset.
+
+    Instances are read from the environment by `load_settings`; the constructor takes values by field name.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True)
+
+    adapter_dir: Annotated[Path, AfterValidator(_directory)] = Field(
+        validation_alias=AliasChoices(f"{PREFIX}ADAPTER_DIR", "NIM_PEFT_SOURCE"),
+        description="The watched directory: each folder in it is an adapter. Unset: the plugin is off. "
+        "Created when it is missing.",
+    )
+    enabled: bool = Field(True, description="0 switches the plugin off, whatever else is set.")
+    watch: Literal["auto", "events", "poll"] = Field(
+        "auto",
+        description="How changes are noticed: events (inotify), poll, or auto: events, and polling where "
+        "they do not work.",
+    )
+    rescan_seconds: float = Field(
+        5.0,
+        gt=0,
+        allow_inf_nan=False,
+        validation_alias=AliasChoices(f"{PREFIX}RESCAN_SECONDS", "NIM_PEFT_REFRESH_INTERVAL"),
+        description="Seconds between full rescans, which catch what events miss.",
+    )
+    settle_seconds: float = Field(
+        0.2,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds without any change before a changed folder is read.",
+    )
+    host_memory: Bytes = Field(
+        ByteSize(4 << 30),
+        description="Budget of the host cache of packed adapters, per node, shared by its workers; "
+        "a size such as 4GiB.",
+    )
+    max_adapter_bytes: Bytes = Field(
+        ByteSize(2 << 30),
+        description="An adapter whose files are larger is refused unread; a size such as 2GiB.",
+    )
+    load_timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds that a request waits for an adapter that is not loaded yet, before a 503.",
+    )
+    prefetch: bool = Field(
+        True,
+        description="Whether an adapter that appears while the server runs is checked and loaded at once, "
+        "instead of by its first request.",
+    )
+    kernels: Literal["auto", "triton", "torch"] = Field(
+        "auto", description="The kernels: triton, torch, or auto: what suits the device."
+    )
+    hub_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_patterns)] = Field(
+        (),
+        description="Patterns of Hub repositories that may be fetched, separated by commas or spaces "
+        "(acme/*, other/name). Empty: none.",
+    )
+    admin_host: str = Field(
+        "127.0.0.1",
+        description="Address of the admin endpoint; one that others can reach needs a token.",
+    )
+    admin_port: int = Field(
+        8765,
+        ge=0,
+        le=65535,
+        description="Port of the admin endpoint; 0: no admin endpoint. A taken port only warns.",
+    )
+    admin_token: Annotated[SecretStr, AfterValidator(_token)] | None = Field(
+        None, description="Bearer token that the admin endpoint asks for. Unset: none."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.admin_port and not self.admin_token and not _is_loopback(self.admin_host):
+            raise refuse_contradiction(
+                f"{PREFIX}ADMIN_HOST={self.admin_host} lets others reach the admin endpoint without a token",
+                expected=f"{PREFIX}ADMIN_TOKEN to be set, or a loopback address",
+                hint=f"set {PREFIX}ADMIN_TOKEN, or {PREFIX}ADMIN_HOST=127.0.0.1, or {PREFIX}ADMIN_PORT=0",
+            )
+        given = {"max_adapter_bytes", "host_memory"} <= self.model_fields_set
+        if given and self.max_adapter_bytes > self.host_memory:
+            raise refuse_contradiction(
+                f"{PREFIX}MAX_ADAPTER_BYTES allows an adapter larger than {PREFIX}HOST_MEMORY",
+                expected=f"at most {_size_text(self.host_memory)}",
+                found=_size_text(self.max_adapter_bytes),
+                hint=f"raise {PREFIX}HOST_MEMORY or lower {PREFIX}MAX_ADAPTER_BYTES",
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: Source,
+        env_settings: Source,
+        dotenv_settings: Source,
+        file_secret_settings: Source,
+    ) -> tuple[Source, ...]:
+        """Only the constructor's: `load_settings` reads the environment it is given, and no file."""
+        return (init_settings,)
+
+    @classmethod
+    def variables(cls) -> dict[str, tuple[str, ...]]:
+        """Every field's environment variables, the plugin's own name first."""
+        return {field: _variables(field, info) for field, info in cls.model_fields.items()}
+
+    @classmethod
+    def describe(cls) -> list[SettingDoc]:
+        """The settings table: (variable, default, description), in the order of the class."""
+        return [
+            SettingDoc(variables[0], _default_text(cls.model_fields[field]), _description(cls, field))
+            for field, variables in cls.variables().items()
+        ]
+
+    def shown(self) -> dict[str, str]:
+        """Every variable with its present value as it would be set; the token masked."""
+        return {names[0]: _text(getattr(self, field)) for field, names in self.variables().items()}
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings | None:
+    """The settings of `environ` (the process's own by default), or None where the plugin is off.
+
+    Raises:
+        SettingsError: SETTINGS_INVALID, naming the variable, its value, what was expected and what to do.
+    """
+    environ = os.environ if environ is None else environ
+    if not wanted(environ):
+        return None
+    given = {name: value.strip() for name, value in environ.items() if value.strip()}
+    known = Settings.variables()
+    refuse_unknown(given, {name for names in known.values() for name in names})
+    for names in known.values():
+        _refuse_disagreement([name for name in names if name in given], given)
+    source = EnvSettingsSource(Settings)
+    source.env_vars = {name.lower(): value for name, value in given.items()}
+    try:
+        return Settings(**source())
+    except ValidationError as error:
+        raise refuse_invalid(error, known, given) from None
+
+
+def _refuse_disagreement(names: list[str], given: Mapping[str, str]) -> None:
+    if len({given[name] for name in names}) > 1:
+        raise refuse_contradiction(
+            f"{' and '.join(names)} are two names of one setting and differ",
+            found=", ".join(f"{name}={given[name]}" for name in names),
+            hint=f"keep {names[0]} only",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _variables(field: str, info: FieldInfo) -> tuple[str, ...]:
+    if isinstance(info.validation_alias, AliasChoices):
+        return tuple(str(choice) for choice in info.validation_alias.choices)
+    return (PREFIX + field.upper(),)
+
+
+def _description(cls: type[Settings], field: str) -> str:
+    aliases = "".join(f" Also {name}." for name in cls.variables()[field][1:])
+    return f"{cls.model_fields[field].description}{aliases}"
+
+
+def _default_text(info: FieldInfo) -> str:
+    return "" if info.is_required() else _text(info.default)
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(int(value))
+        case ByteSize():
+            return _size_text(value)
+        case SecretStr():
+            return "****"
+        case tuple():
+            return ",".join(value)
+        case float():
+            return f"{value:g}"
+    return str(value)
+
+
+def _size_text(size: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >> shift and not size & ((1 << shift) - 1):
+            return f"{size >> shift}{unit}"
+    return f"{size}B"

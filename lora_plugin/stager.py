@@ -1,0 +1,180 @@
+"""Adapters in host memory: a background thread reads, checks and packs them; steps only copy.
+
+The thread runs beside the engine's: it gives back the affinity that the worker was pinned to, computes with one
+thread and at a lower priority, so that a load does not stretch the steps of running streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lora_plugin.adapter.load import load
+from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.errors import Code, LoraPluginError, Reason
+from lora_plugin.layout import ModelLayout
+
+logger = logging.getLogger("lora_plugin")
+
+# Taken at import: CPU workers replace the public function by one that does nothing.
+_set_num_threads = torch.set_num_threads
+_NICENESS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One adapter to stage.
+
+    Attributes:
+        adapter_id: under which id it is asked for.
+        name: its name, for logs and errors.
+        path: its folder.
+        digest: the version that it must be; empty when any content will do.
+    """
+
+    adapter_id: int
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the staging of one adapter stands: neither packed nor refused means under way."""
+
+    packed: PackedAdapter | None = None
+    reason: Reason | None = None
+    transient: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for RPC."""
+        if self.reason is not None:
+            return {"state": "failed", "reason": self.reason.to_dict(), "transient": self.transient}
+        if self.packed is None:
+            return {"state": "staging"}
+        return {"state": "ready", "rank": self.packed.rank, "nbytes": self.packed.nbytes}
+
+
+class Stager:
+    """The host cache of one worker and the thread that fills it.
+
+    Args:
+        layout: the model's layers with this rank's shards.
+        max_bytes: a larger adapter is refused unread.
+        pin: whether packed memory is page-locked (CUDA).
+        loader: how a folder becomes a packed adapter; replaced in tests of the thread itself.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        max_bytes: int,
+        *,
+        pin: bool = False,
+        loader: Callable[..., PackedAdapter] = load,
+    ) -> None:
+        self._layout = layout
+        self._max_bytes = max_bytes
+        self._pin = pin
+        self._loader = loader
+        self._outcomes: dict[int, Outcome] = {}
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def stage(self, job: Job) -> None:
+        """Start to stage an adapter, unless that is done or under way; a refused one is tried again."""
+        outcome = self._outcomes.get(job.adapter_id)
+        if outcome is not None and outcome.reason is None:
+            return
+        self._outcomes[job.adapter_id] = Outcome()
+        self._ensure_thread()
+        self._jobs.put(job)
+
+    def outcome(self, adapter_id: int) -> Outcome | None:
+        """How the staging stands; None when it was never asked for, or is forgotten."""
+        return self._outcomes.get(adapter_id)
+
+    def packed(self, adapter_id: int) -> PackedAdapter:
+        """A staged adapter.
+
+        Raises:
+            LoraPluginError: INTERNAL when it is not staged.
+        """
+        outcome = self._outcomes.get(adapter_id)
+        if outcome is None or outcome.packed is None:
+            raise LoraPluginError(Code.INTERNAL, f"adapter {adapter_id} is to be loaded but is not staged")
+        return outcome.packed
+
+    def forget(self, adapter_id: int) -> None:
+        """Drop an adapter's host copy."""
+        self._outcomes.pop(adapter_id, None)
+
+    def close(self) -> None:
+        """End the thread after the job at hand."""
+        self._jobs.put(None)
+
+    def _ensure_thread(self) -> None:
+        # A thread that died (out of memory while handling out of memory) is replaced with the next job.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="lora-stager", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        _leave_the_engine_alone()
+        while (job := self._jobs.get()) is not None:
+            started = time.monotonic()
+            outcome = self._load(job)
+            if job.adapter_id in self._outcomes:
+                self._outcomes[job.adapter_id] = outcome
+            if outcome.reason is not None:
+                logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
+            elif outcome.packed is not None:
+                logger.info(
+                    "staged adapter '%s': rank %d, %.1f MB in %.0f ms",
+                    job.name,
+                    outcome.packed.rank,
+                    outcome.packed.nbytes / 1e6,
+                    (time.monotonic() - started) * 1e3,
+                )
+
+    def _load(self, job: Job) -> Outcome:
+        folder = Path(job.path)
+        try:
+            packed = self._loader(
+                folder.parent,
+                folder.name,
+                self._layout,
+                job.digest or None,
+                self._max_bytes,
+                pin=self._pin,
+            )
+        except LoraPluginError as error:
+            return Outcome(reason=error.reason, transient=error.status == 503)
+        except Exception as error:
+            # Whatever a file can provoke ends this adapter's load, not the thread.
+            logger.exception("staging adapter '%s' failed", job.name)
+            reason = Reason(
+                Code.INTERNAL, "the adapter could not be read", found=f"{type(error).__name__}: {error}"
+            )
+            return Outcome(reason=reason, transient=True)
+        return Outcome(packed=packed)
+
+
+def _leave_the_engine_alone() -> None:
+    """Free the calling thread from the worker's core pinning; one compute thread; lower priority."""
+    thread_id = threading.get_native_id()
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setaffinity(thread_id, range(os.cpu_count() or 1))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
+    _set_num_threads(1)

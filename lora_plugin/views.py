@@ -1,0 +1,94 @@
+"""What the admin endpoint shows, put together from the catalog and the engines' pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lora_plugin.admin.models import (
+    AdapterView,
+    EngineView,
+    ExtentView,
+    PoolCounters,
+    PoolView,
+    ReasonView,
+    Residency,
+)
+from lora_plugin.entry import Adapter
+
+Snapshot = dict[str, Any]
+
+
+class Residents:
+    """The engines' adapters by id, from one snapshot of every pool."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._engines = [
+            {adapter["id"]: adapter for adapter in snapshot["adapters"]} for snapshot in snapshots
+        ]
+
+    def view(self, adapter: Adapter) -> AdapterView:
+        """An adapter of the catalog, with where its current version is."""
+        adapter_id = None if adapter.version is None else str(adapter.version.id)
+        copies = [engine[adapter_id] for engine in self._engines if adapter_id in engine]
+        ages = [copy["last_used_seconds_ago"] for copy in copies]
+        return AdapterView(
+            name=adapter.name,
+            state=adapter.state,
+            reason=None if adapter.reason is None else ReasonView.of(adapter.reason),
+            version=None if adapter.version is None else adapter.version.digest,
+            id=adapter_id,
+            rank=adapter.rank,
+            targets=adapter.targets,
+            nbytes=adapter.nbytes or 0,
+            packed_bytes=adapter.packed_bytes or 0,
+            base_model=adapter.base_model,
+            warnings=adapter.warnings,
+            pinned=adapter.pinned,
+            residency=Residency(
+                disk=True,
+                host=sum(copy["host"] == "ready" for copy in copies),
+                device=sum(copy["resident"] for copy in copies),
+                engines=len(self._engines),
+            ),
+            requests=sum(copy["refs"] for copy in copies),
+            listed_at=adapter.listed_at,
+            last_used_seconds_ago=min(ages, default=None),
+        )
+
+
+def pool_view(snapshots: Sequence[Snapshot]) -> PoolView:
+    """Every engine's pool."""
+    return PoolView(engines=tuple(_engine(snapshot) for snapshot in snapshots))
+
+
+def _engine(snapshot: Snapshot) -> EngineView:
+    extents = tuple(
+        ExtentView(
+            slab=slab,
+            adapter=extent["name"],
+            version=extent["version"],
+            first_row=extent["first_row"],
+            rows=extent["rows"],
+            pinned=extent["pinned"],
+            requests=extent["refs"],
+        )
+        for slab, residents in enumerate(snapshot["extents"])
+        for extent in residents
+    )
+    counters = snapshot["counters"]
+    return EngineView(
+        slabs=snapshot["slabs"],
+        slab_rows=snapshot["slab_rows"],
+        rows_total=snapshot["rows_total"],
+        rows_free=snapshot["rows_free"],
+        host_bytes=snapshot["host_bytes"],
+        host_budget_bytes=snapshot["host_budget"],
+        extents=extents,
+        counters=PoolCounters(
+            loads=counters["loads"],
+            hits=counters["hits"],
+            misses=counters["misses"],
+            evictions=counters["evictions"],
+        ),
+    )

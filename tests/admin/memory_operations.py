@@ -1,0 +1,119 @@
+"""The admin endpoint's operations on a dictionary."""
+
+from __future__ import annotations
+
+from lora_plugin.admin.models import (
+    AdapterView,
+    EngineView,
+    ExtentView,
+    PoolCounters,
+    PoolView,
+    ReasonView,
+    Residency,
+)
+from lora_plugin.entry import AdapterState
+from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Reason
+
+DIGEST = "5f" * 32
+REJECTION = Reason(
+    Code.RANK_TOO_LARGE,
+    "The rank is above the server's maximum",
+    expected="at most 64",
+    found="128",
+    hint="start the server with --max-lora-rank 128",
+)
+
+
+def listed(name: str, *, engines: int = 2, requests: int = 0) -> AdapterView:
+    """A served adapter of rank 16 that every engine holds in host memory and one on the device."""
+    return AdapterView(
+        name=name,
+        state=AdapterState.LISTED,
+        version=DIGEST,
+        id=str((1 << 62) - 1),
+        rank=16,
+        targets=("q_proj", "v_proj"),
+        nbytes=4096,
+        packed_bytes=8192,
+        base_model="tiny",
+        residency=Residency(disk=True, host=engines, device=1, engines=engines),
+        requests=requests,
+        listed_at=1_700_000_000.0,
+        last_used_seconds_ago=3.5,
+    )
+
+
+def rejected(name: str, reason: Reason = REJECTION) -> AdapterView:
+    residency = Residency(disk=True, host=0, device=0, engines=2)
+    return AdapterView(
+        name=name, state=AdapterState.REJECTED, reason=ReasonView.of(reason), residency=residency
+    )
+
+
+def engine(*extents: ExtentView, evictions: dict[str, int] | None = None) -> EngineView:
+    return EngineView(
+        slabs=4,
+        slab_rows=64,
+        rows_total=256,
+        rows_free=256 - sum(extent.rows for extent in extents),
+        host_bytes=8192,
+        host_budget_bytes=1 << 20,
+        extents=extents,
+        counters=PoolCounters(loads=5, hits=7, misses=2, evictions=evictions or {}),
+    )
+
+
+class MemoryOperations:
+    """Obeys the protocol: busy adapters are not evicted, unloaded ones stay visible."""
+
+    def __init__(self, *views: AdapterView) -> None:
+        self.views = {view.name: view for view in views}
+        self.is_ready = True
+        self.failure: Exception | None = None
+        extent = ExtentView(
+            slab=0, adapter="sql", version=DIGEST, first_row=8, rows=16, pinned=False, requests=1
+        )
+        self.engines = (engine(extent, evictions={"room": 2}), engine(evictions={"room": 1, "operator": 1}))
+
+    async def adapters(self) -> list[AdapterView]:
+        self._fail()
+        return sorted(self.views.values(), key=lambda view: view.name)
+
+    async def adapter(self, name: str) -> AdapterView:
+        self._fail()
+        if name not in self.views:
+            raise AdapterNotFound(Code.NOT_FOUND, f"No adapter is named {name!r}", hint="GET /v1/adapters")
+        return self.views[name]
+
+    async def evict(self, name: str) -> None:
+        view = await self.adapter(name)
+        if view.pinned:
+            raise AdapterBusy(Code.PINNED, f"{name!r} is pinned", hint="unpin it first")
+        if view.requests:
+            raise AdapterBusy(Code.IN_USE, f"{name!r} is in use", found=f"{view.requests} requests")
+        gone = view.residency.model_copy(update={"host": 0, "device": 0})
+        self._set(view, residency=gone)
+
+    async def pin(self, name: str) -> None:
+        self._set(await self.adapter(name), pinned=True)
+
+    async def unpin(self, name: str) -> None:
+        self._set(await self.adapter(name), pinned=False)
+
+    async def unload(self, name: str) -> None:
+        self._set(await self.adapter(name), state=AdapterState.UNLOADED)
+
+    async def pool(self) -> PoolView:
+        self._fail()
+        return PoolView(engines=self.engines)
+
+    async def ready(self) -> bool:
+        self._fail()
+        return self.is_ready
+
+    def _set(self, view: AdapterView, **fields: object) -> None:
+        self.views[view.name] = view.model_copy(update=fields)
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure

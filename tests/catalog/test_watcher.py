@@ -1,0 +1,198 @@
+"""The watcher with real threads and files; waits are bounded, nothing is timed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes, write_adapter
+
+from lora_plugin.catalog import Catalog
+from lora_plugin.settings import Settings
+from lora_plugin.watcher import Watcher
+
+Start = Callable[..., tuple[Catalog, Watcher]]
+NEVER = 1000.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    watchers: list[Watcher] = []
+
+    def begin(root: Path | None = None, **changes: Any) -> tuple[Catalog, Watcher]:
+        root = root or tmp_path / "adapters"
+        values = {"adapter_dir": root, "settle_seconds": 0.05, "rescan_seconds": NEVER, **changes}
+        settings = Settings(**values)
+        catalog = Catalog.from_settings(settings, LAYOUT, ())
+        watchers.append(Watcher(catalog, settings))
+        watchers[-1].start()
+        return catalog, watchers[-1]
+
+    yield begin
+    for watcher in watchers:
+        watcher.stop()
+        watcher.stop()
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+def listed(catalog: Catalog) -> list[str]:
+    return [adapter.name for adapter in catalog.listed()]
+
+
+def test_what_is_there_is_listed_before_the_start_ends(start: Start, tmp_path: Path) -> None:
+    for number in range(100):
+        write_adapter(tmp_path / "adapters" / f"a{number:03}", seed=0)
+    write_adapter(tmp_path / "adapters" / "bad")
+    (tmp_path / "adapters" / "bad" / CONFIG).write_bytes(config_bytes(r=3))
+    catalog, watcher = start()
+    assert watcher.first_scan(30)
+    assert listed(catalog) == [f"a{number:03}" for number in range(100)]
+    assert not catalog.pending()
+    assert all(adapter.at_start for adapter in catalog.list())
+
+
+def test_a_copy_in_progress_does_not_hold_the_start_up(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "partial").mkdir(parents=True)
+    write_adapter(tmp_path / "adapters" / "a")
+    catalog, watcher = start()
+    assert watcher.first_scan(30)
+    assert listed(catalog) == ["a"]
+    assert catalog.pending() == {"partial"}
+
+
+@pytest.mark.parametrize("watch", ["auto", "events", "poll"])
+def test_changes_are_noticed_without_a_rescan(start: Start, tmp_path: Path, watch: str) -> None:
+    catalog, watcher = start(watch=watch)
+    assert watcher.first_scan(30)
+    root = tmp_path / "adapters"
+    (root / "a").mkdir()
+    (root / "a" / CONFIG).write_bytes(config_bytes())
+    whole = weight_bytes()
+    with (root / "a" / WEIGHTS).open("wb") as file:
+        for start_at in range(0, len(whole), 100):
+            file.write(whole[start_at : start_at + 100])
+            file.flush()
+            time.sleep(0.005)
+    until(lambda: listed(catalog) == ["a"])
+    assert not catalog.find("a").at_start
+    old = catalog.version_of("a")
+    write_adapter(tmp_path / "new", seed=2)
+    (root / "a").rename(tmp_path / "old")
+    (tmp_path / "new").rename(root / "a")
+    until(lambda: listed(catalog) == ["a"] and catalog.version_of("a") != old)
+    (root / "a").rename(root / "b")
+    until(lambda: listed(catalog) == ["b"])
+    shutil.rmtree(root / "b")
+    until(lambda: not catalog.list())
+    rejected = [event for event in catalog.events.since() if event.kind == "rejected"]
+    assert rejected == []
+
+
+def test_reading_makes_no_work(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a file makes an event too; a scan that reacted to its own reading would never end."""
+    write_adapter(tmp_path / "adapters" / "a")
+    catalog, watcher = start()
+    assert watcher.first_scan(30)
+    time.sleep(0.3)
+    scans: list[object] = []
+    scan = catalog.scan
+    monkeypatch.setattr(catalog, "scan", lambda names=None: (scans.append(names), scan(names))[1])
+    catalog.version_of("a")
+    (tmp_path / "adapters" / "a" / WEIGHTS).read_bytes()
+    time.sleep(0.3)
+    assert scans == []
+
+
+def test_the_rescan_catches_what_events_miss(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_plugin.observation.Observation.refresh", lambda self: False)
+    catalog, watcher = start(rescan_seconds=0.1)
+    assert watcher.first_scan(30)
+    write_adapter(tmp_path / "adapters" / "a")
+    until(lambda: listed(catalog) == ["a"])
+
+
+def test_it_polls_where_events_do_not_work(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> object:
+        raise OSError(errno.ENOSPC, "inotify watch limit reached")
+
+    monkeypatch.setattr("lora_plugin.observation.Observer", fail)
+    with caplog.at_level(logging.WARNING, "lora_plugin"):
+        catalog, watcher = start(watch="auto")
+        assert watcher.first_scan(30)
+        write_adapter(tmp_path / "adapters" / "a")
+        until(lambda: listed(catalog) == ["a"])
+    assert len(caplog.records) == 1
+    assert "watch limit" in caplog.text
+
+
+def test_the_directory_is_made(start: Start, tmp_path: Path) -> None:
+    catalog, watcher = start(tmp_path / "deep" / "adapters")
+    assert watcher.first_scan(30)
+    write_adapter(tmp_path / "deep" / "adapters" / "a")
+    until(lambda: listed(catalog) == ["a"])
+
+
+def test_the_directory_comes_later(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("a file where a folder has to be")
+    root = tmp_path / "blocked" / "adapters"
+    catalog, watcher = start(root, rescan_seconds=0.1)
+    assert watcher.first_scan(30)
+    (tmp_path / "blocked").unlink()
+    write_adapter(root / "a")
+    until(lambda: listed(catalog) == ["a"])
+
+
+@pytest.mark.parametrize("watch", ["auto", "poll"])
+def test_the_directory_goes_and_comes_back(start: Start, tmp_path: Path, watch: str) -> None:
+    root = tmp_path / "adapters"
+    write_adapter(root / "a")
+    catalog, watcher = start(rescan_seconds=0.1, watch=watch)
+    assert watcher.first_scan(30)
+    root.rename(tmp_path / "away")
+    time.sleep(0.4)
+    assert listed(catalog) == ["a"]
+    root.mkdir()
+    until(lambda: not catalog.list())
+    write_adapter(root / "b")
+    until(lambda: listed(catalog) == ["b"])
+
+
+def test_a_link_to_the_directory(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    catalog, watcher = start(tmp_path / "link")
+    assert watcher.first_scan(30)
+    write_adapter(tmp_path / "real" / "a")
+    until(lambda: listed(catalog) == ["a"])
+
+
+def test_a_failing_scan_does_not_end_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog, watcher = start(rescan_seconds=0.1)
+    assert watcher.first_scan(30)
+
+    def fail(names: object = None) -> float | None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(catalog, "scan", fail)
+        until(lambda: "ZeroDivisionError" in caplog.text)
+    write_adapter(tmp_path / "adapters" / "a")
+    until(lambda: listed(catalog) == ["a"])

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The in-memory operations are the admin tests'.
+sys.path.append(str(Path(__file__).parents[1] / "admin"))
+
+from memory_operations import REJECTION, MemoryOperations, listed, rejected
+
+from lora_plugin.admin.app import create_app
+from lora_plugin.admin.server import AdminServer
+from lora_plugin.errors import Reason
+
+TOKEN = "s3cret"
+
+
+@pytest.fixture
+def operations() -> MemoryOperations:
+    forged = Reason(REJECTION.code, "odd\nline \x1b[31m")
+    return MemoryOperations(
+        listed("sql"), listed("busy", requests=2), rejected("wide"), rejected("zz", forged)
+    )
+
+
+def _serve(operations: MemoryOperations, token: str | None) -> Iterator[str]:
+    server = AdminServer(lambda: create_app(operations, token=token), "127.0.0.1", 0)
+    address = server.start()
+    assert address is not None
+    yield f"http://{address[0]}:{address[1]}"
+    server.stop()
+
+
+@pytest.fixture
+def url(operations: MemoryOperations) -> Iterator[str]:
+    yield from _serve(operations, None)
+
+
+@pytest.fixture
+def locked_url(operations: MemoryOperations) -> Iterator[str]:
+    yield from _serve(operations, TOKEN)
