@@ -13,7 +13,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ TARGETS = {
 }
 """The target of each table and the KB of shared memory that a block may have."""
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = ("bfloat16", "float32")
+"""Those of the document; float16 takes what bfloat16 takes."""
 SLICES = 3
 MARKERS = ("<!-- aot table -->", "<!-- end of aot table -->")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -104,39 +107,43 @@ def _matrix(text: str, *names: str) -> str:
     return next((name for name in names if name in text), "-")
 
 
-def table(archs: list[str], dtypes: list[str]) -> tuple[list[str], list[str]]:
+def plan(archs: Iterable[str], dtypes: Iterable[str]) -> dict[str, tuple[str, str, Build]]:
+    """By row of the table: architecture, dtype and what to build; each kernel and tile once."""
+    found = {}
+    for arch, name in product(archs, dtypes):
+        for most, _ in TABLES.get(arch, OTHER):
+            for build in builds(choose_shape(arch, most, getattr(torch, name))):
+                row = f"{arch} | {TYPES[name]} | {build.kernel.__name__} | {describe(build)}"
+                found[row] = (arch, TYPES[name], build)
+    return found
+
+
+def table(archs: Iterable[str], dtypes: Iterable[str]) -> tuple[list[str], list[str]]:
     """The rows of the table, and the faults found."""
-    rows, faults, seen = [], [], set()
-    for arch in archs:
+    rows, faults = [], []
+    for name, (arch, dtype, build) in plan(archs, dtypes).items():
         target, limit = TARGETS[arch]
-        for name in dtypes:
-            for most, _ in TABLES.get(arch, OTHER):
-                choice = choose_shape(arch, most, getattr(torch, name))
-                for build in builds(choice):
-                    row = f"{arch} | {TYPES[name]} | {build.kernel.__name__} | {describe(build)}"
-                    if row in seen:
-                        continue
-                    seen.add(row)
-                    used = usage(compile_build(build, target, TYPES[name]), target)
-                    rows.append("| " + " | ".join(map(str, (row, *used))) + " |")
-                    if used.spills or used.shared > limit * 1024:
-                        faults.append(rows[-1])
-                    print(rows[-1], file=sys.stderr)
+        used = usage(compile_build(build, target, dtype), target)
+        rows.append("| " + " | ".join(map(str, (name, *used))) + " |")
+        print(rows[-1], file=sys.stderr)
+        if used.spills or used.shared > limit * 1024:
+            faults.append(rows[-1])
     return rows, faults
 
 
 def describe(build: Build) -> str:
+    """Rows x ranks x elements of a step; what the split changes in shrink is arithmetic only."""
     c, o = build.constants, build.options
     tile = [c["ROWS"], c["RANKS"], *(c[n] for n in ("DEPTH", "COLS") if n in c)]
-    split = f", split {c['SPLIT']}" if c.get("SPLIT", 1) > 1 else ""
+    split = f", {c['SPLIT']} planes" if build.kernel is expand else ""
     return f"{'x'.join(map(str, tile))}{split}, {o['num_warps']} warps, {o.get('num_stages', '-')} stages"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path)
-    parser.add_argument("--arch", nargs="*", default=list(TARGETS), choices=list(TARGETS))
-    parser.add_argument("--dtype", nargs="*", default=["bfloat16", "float32"], choices=list(TYPES))
+    parser.add_argument("--arch", nargs="*", default=TARGETS, choices=TARGETS)
+    parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=TYPES)
     args = parser.parse_args()
     rows, faults = table(args.arch, args.dtype)
     columns = ("table", "dtype", "kernel", "tile", "registers", "spills", "shared (B)", "matrix unit")

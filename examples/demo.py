@@ -148,6 +148,7 @@ class Tour:
             return name not in await self.models()
 
         self.view.done(f"gone from /v1/models after {await until(gone, f'{name} gone'):.2f} s")
+        self.view.say("A client that asks it now gets:")
         try:
             await self.ask(name)
         except openai.NotFoundError as error:
@@ -224,7 +225,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     view = View()
     try:
         show(view, args.port, args.keep)

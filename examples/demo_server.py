@@ -96,13 +96,18 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self.signal_all(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+        finally:  # also when an impatient second Ctrl-C ends the waiting
+            self.signal_all(signal.SIGKILL)
+            self.process.wait()
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every process of the server that is left."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            os.killpg(self.process.pid, number)
 
     def wait_ready(self, report: Callable[[float, str], None], timeout: float = 900) -> float:
         """Seconds until `/health` answers; `report(seconds, last line of the log)` is called meanwhile.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.layer import LayerWeights
-from lora_plugin.kernels.plan import Limits, Tile, make_plan
+from lora_plugin.kernels.plan import Tile, make_plan
 from lora_plugin.kernels.runs import IntArray, find_runs
 from lora_plugin.kernels.workspace import Workspace
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ class Batch:
         max_tokens, max_requests, max_adapters: the largest step.
         arena_rows: rows of every layer's arena.
         device, dtype: those of the layers.
+        costs: what the plan weighs; the width of the layers is added as they are registered.
     """
 
     def __init__(
@@ -31,13 +33,16 @@ class Batch:
         arena_rows: int,
         device: torch.device | str,
         dtype: torch.dtype,
+        costs: Costs = DEFAULT,
     ) -> None:
         self.max_tokens, self.max_requests, self.max_adapters = max_tokens, max_requests, max_adapters
         self.arena_rows, self.device, self.dtype = arena_rows, torch.device(device), dtype
-        self.limits = Limits(max(arena_rows, max_tokens * min(arena_rows, CELLS_PER_TOKEN)))
-        self.workspace = Workspace(self.limits.cells, self.device, dtype)
+        self.costs = costs
+        max_cells = max(arena_rows, max_tokens * min(arena_rows, CELLS_PER_TOKEN))
+        self.workspace = Workspace(max_cells, costs, self.device, dtype)
         self.num_rows = 0
         self.num_adapters = 0
+        self._widths: list[int] = []
         self.plan: tuple[Tile, ...] = ()
         none = np.empty(0, dtype=np.int64)
         self._inputs: tuple[IntArray, IntArray, IntArray, IntArray] = (none, none, none, none)
@@ -63,14 +68,17 @@ class Batch:
             return
         self._check(*inputs)
         runs = find_runs(*inputs)
-        self.plan = make_plan(runs, self.limits, self.device)
+        self.plan = make_plan(runs, self.costs, self.workspace.max_cells, self.device)
         self.num_rows = int(counts.sum())
         self.num_adapters = len(np.unique(runs.lo))
         self._inputs = (adapters.copy(), counts.copy(), first_rows.copy(), ranks.copy())
 
     def reserve(self, weights: LayerWeights) -> None:
-        """Makes room for a layer in the workspace."""
+        """Takes a layer into account: its buffers, and its width in the plan's costs."""
         self.workspace.reserve(weights)
+        if weights.kind == "linear":
+            self._widths.append(len(weights.b) * weights.in_features + sum(weights.widths))
+            self.costs = self.costs._replace(width=sum(self._widths) / len(self._widths))
 
     def row_adapters(self) -> NDArray[np.int32]:
         """[num_rows] the adapter of each row, -1 for the base model."""

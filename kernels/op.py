@@ -23,10 +23,20 @@ class _Registered:
     def run(self, y: Tensor, x: Tensor) -> None:
         plan = self.batch.plan
         if plan is not self.plan:
-            self.products = [bind(self.weights, tile, self.batch.workspace) for tile in plan]
-            self.plan = plan
+            self.bind(plan, y, x)
         for product in self.products:
             product(y, x)
+
+    def bind(self, plan: tuple[Tile, ...], y: Tensor, x: Tensor) -> None:
+        """Once per plan: what calls in the same place have in common is checked here, not in each."""
+        width = sum(self.weights.widths)
+        if y.dtype != self.batch.dtype or y.shape[1] != width:
+            raise ValueError(f"y must be {self.batch.dtype} [rows, {width}], not {y.dtype} {tuple(y.shape)}")
+        if y.requires_grad or x.requires_grad:
+            raise ValueError("adapters are served, not trained: call this under torch.inference_mode")
+        batch = self.batch
+        self.products = [bind(self.weights, tile, batch.workspace, batch.costs.wide_limit) for tile in plan]
+        self.plan = plan
 
 
 _layers: list[_Registered] = []

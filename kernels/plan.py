@@ -2,39 +2,20 @@
 
 A tile whose rows use several adapters multiplies all of them with the whole span and masks the
 result; a tile of one run needs no mask. Rows of the base model are in no tile, so they are never written.
-Which runs share a tile is a matter of cost: a product has a fixed price (dispatch, oneDNN's lookup) that
-outweighs a lot of arithmetic, and a span holds rows that nobody wants. Costs are microseconds for a
-nominal layer, measured on two cores with AMX; only their ratios matter.
+Which runs share a tile is a matter of cost: see `Costs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from lora_plugin.kernels.costs import Costs
 from lora_plugin.kernels.runs import IntArray, Runs
 from torch import Tensor
-
-TILE_COST = 60.0
-"""A shrink, the mask and the expands of a tile."""
-GATHER_COST = 10.0
-"""Copying a tile's rows in and out."""
-CELL_COST = 0.005
-"""One batch row times one arena row."""
-GATHER_ROWS = 64
-"""Rows of a gathered tile at most; bounds its buffers."""
-GATHER_RUN = 16
-"""Longer runs are computed where they lie."""
-
-
-class Limits(NamedTuple):
-    """What the workspace holds."""
-
-    cells: int
-    """Batch rows times arena rows of a tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,76 +36,87 @@ class Tile:
 
 
 class _Group(NamedTuple):
-    """Runs that may become one tile."""
+    """Runs that share a tile; `start` and `stop` are those of the first and the last."""
 
     runs: tuple[int, ...]
+    start: int
+    stop: int
     count: int
     lo: int
     hi: int
 
+    @property
+    def span(self) -> int:
+        return self.hi - self.lo
+
     def joined(self, other: _Group) -> _Group:
-        runs, count = self.runs + other.runs, self.count + other.count
-        return _Group(runs, count, min(self.lo, other.lo), max(self.hi, other.hi))
-
-    @property
-    def cells(self) -> int:
-        return self.count * (self.hi - self.lo)
-
-    @property
-    def cost(self) -> float:
-        return TILE_COST + CELL_COST * self.cells
+        return _Group(
+            self.runs + other.runs,
+            self.start,
+            other.stop,
+            self.count + other.count,
+            min(self.lo, other.lo),
+            max(self.hi, other.hi),
+        )
 
 
-def make_plan(runs: Runs, limits: Limits, device: torch.device) -> tuple[Tile, ...]:
-    """The cheaper of two ways: every run where it lies, or the short ones gathered."""
+def make_plan(runs: Runs, costs: Costs, max_cells: int, device: torch.device) -> tuple[Tile, ...]:
+    """The cheaper of two ways: every run where it lies, or the short ones gathered.
+
+    Args:
+        max_cells: batch rows times arena rows that the workspace holds for a tile.
+    """
+    columns = (column.tolist() for column in runs)
     groups = [
-        _Group((i,), stop - start, lo, hi)
-        for i, (start, stop, lo, hi) in enumerate(zip(*(column.tolist() for column in runs), strict=True))
+        _Group((i,), start, stop, stop - start, lo, hi)
+        for i, (start, stop, lo, hi) in enumerate(zip(*columns, strict=True))
     ]
-    placed = _merge(groups, limits.cells, runs=runs)
-    if len(placed) > 1:
-        long = _merge([g for g in groups if g.count > GATHER_RUN], limits.cells, runs=runs)
-        short = sorted((g for g in groups if g.count <= GATHER_RUN), key=lambda group: group.lo)
-        gathered = _merge(short, limits.cells, max_rows=GATHER_ROWS)
-        if _cost(long) + _cost(gathered) + GATHER_COST * len(gathered) < _cost(placed):
-            tiles = [tile for group in long for tile in _place(group, runs, limits, device)]
-            return (*tiles, *(_gather(group, runs, device) for group in gathered))
-    return tuple(tile for group in placed for tile in _place(group, runs, limits, device))
+    placed, gathered = _arrange(groups, costs, max_cells)
+    tiles = [tile for group in placed for tile in _place(group, runs, max_cells, device)]
+    return (*tiles, *(_gather(group, runs, device) for group in gathered))
 
 
-def _cost(groups: Iterable[_Group]) -> float:
-    return sum(group.cost for group in groups)
+def _arrange(groups: list[_Group], costs: Costs, max_cells: int) -> tuple[list[_Group], list[_Group]]:
+    """Groups to compute where they lie, and groups to gather."""
+    placed = _merge(groups, costs, max_cells)
+    if len(placed) < 2:
+        return placed, []
+    short = sorted((group for group in groups if group.count <= costs.gather_run), key=lambda group: group.lo)
+    gathered = _merge(short, costs, max_cells, gathered=True)
+    long = _merge([group for group in groups if group.count > costs.gather_run], costs, max_cells)
+    mixed = _cost(long, costs) + _cost(gathered, costs) + costs.gather * len(gathered)
+    return (long, gathered) if mixed < _cost(placed, costs) else (placed, [])
 
 
-def _merge(
-    groups: Sequence[_Group], max_cells: int, *, max_rows: int | None = None, runs: Runs | None = None
-) -> list[_Group]:
-    """Joins neighbours in the list while that is cheaper; with `runs`, only those that touch in the batch."""
-    merged: list[_Group] = []
-    for group in groups:
-        if merged:
-            last = merged[-1]
-            both = last.joined(group)
-            touching = runs is None or runs.stop[last.runs[-1]] == runs.start[group.runs[0]]
-            fits = both.cells <= max_cells and (max_rows is None or both.count <= max_rows)
-            if touching and fits and both.cost < last.cost + group.cost:
-                merged[-1] = both
-                continue
-        merged.append(group)
+def _cost(groups: Sequence[_Group], costs: Costs) -> float:
+    return sum(costs.of(group.count, group.span) for group in groups)
+
+
+def _merge(groups: Sequence[_Group], costs: Costs, max_cells: int, *, gathered: bool = False) -> list[_Group]:
+    """Joins neighbours in the list while that is cheaper; unless gathered, only neighbours in the batch."""
+    merged = list(groups[:1])
+    for group in groups[1:]:
+        last = merged[-1]
+        both = last.joined(group)
+        allowed = both.count <= costs.gather_rows if gathered else last.stop == group.start
+        apart = _cost((last, group), costs) + (costs.gather if gathered else 0)
+        if allowed and both.count * both.span <= max_cells and costs.of(both.count, both.span) < apart:
+            merged[-1] = both
+        else:
+            merged.append(group)
     return merged
 
 
-def _place(group: _Group, runs: Runs, limits: Limits, device: torch.device) -> Iterable[Tile]:
+def _place(group: _Group, runs: Runs, max_cells: int, device: torch.device) -> Iterator[Tile]:
     """Tiles over consecutive batch rows; a run too long for the workspace is cut."""
-    start, stop = int(runs.start[group.runs[0]]), int(runs.stop[group.runs[-1]])
     span = (group.lo, group.hi)
     if len(group.runs) > 1:
-        yield Tile((start, stop), group.count, span, _dead(group, runs, device))
+        yield Tile((group.start, group.stop), group.count, span, _dead(group, runs, device))
         return
-    step = max(1, limits.cells // (group.hi - group.lo))
-    for low in range(start, stop, step):
-        high = min(low + step, stop)
-        yield Tile((low, high), high - low, span, None)
+    step = max(1, max_cells // group.span)
+    for start in range(group.start, group.stop, step):
+        stop = min(start + step, group.stop)
+        yield Tile((start, stop), stop - start, span, None)
 
 
 def _gather(group: _Group, runs: Runs, device: torch.device) -> Tile:
@@ -141,8 +133,8 @@ def _dead(group: _Group, runs: Runs, device: torch.device) -> Tensor | None:
     lo, hi = _per_row(runs.lo, runs, chosen), _per_row(runs.hi, runs, chosen)
     if (lo == group.lo).all() and (hi == group.hi).all():
         return None
-    columns = np.arange(group.lo, group.hi)
-    return torch.from_numpy((columns < lo[:, None]) | (columns >= hi[:, None])).to(device)
+    arena_rows = np.arange(group.lo, group.hi)
+    return torch.from_numpy((arena_rows < lo[:, None]) | (arena_rows >= hi[:, None])).to(device)
 
 
 def _per_row(values: IntArray, runs: Runs, chosen: IntArray) -> IntArray:

@@ -5,34 +5,43 @@ from __future__ import annotations
 import math
 
 import torch
+from lora_plugin.kernels.costs import Costs
 from lora_plugin.kernels.layer import LayerWeights
-from lora_plugin.kernels.plan import GATHER_ROWS
 from torch import Tensor
 
 
 class Workspace:
     """Flat scratch memory by purpose; one tile is computed at a time, so one of each is enough.
 
+    `wide_` buffers are float32, the others in the serving dtype; a page that is never used is never backed.
+
     Args:
-        cells: the most batch rows times arena rows of a tile.
+        max_cells: the most batch rows times arena rows of a tile.
+        costs: bounds the gathered rows and the float32 products.
     """
 
-    def __init__(self, cells: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._cells = cells
-        self._flat = {
-            name: torch.empty(0, device=device, dtype=dtype) for name in ("raw", "shrunk", "x", "y")
-        }
+    def __init__(self, max_cells: int, costs: Costs, device: torch.device, dtype: torch.dtype) -> None:
+        self.max_cells, self._costs = max_cells, costs
+        self._device, self._dtype = device, dtype
+        self._flat: dict[str, Tensor] = {}
 
     def reserve(self, weights: LayerWeights) -> None:
         """Makes room for a layer."""
-        shrunk = self._cells * len(weights.b)
-        sizes = {"raw": shrunk, "shrunk": shrunk, "y": GATHER_ROWS * sum(weights.widths)}
+        slices, gather_rows = len(weights.b), self._costs.gather_rows
+        self._grow(self.max_cells * slices, "raw", "shrunk")
+        self._grow(gather_rows * sum(weights.widths), "y")
         if weights.kind == "linear":
-            sizes["x"] = GATHER_ROWS * weights.in_features
-        for name, size in sizes.items():
-            if self._flat[name].numel() < size:
-                self._flat[name] = self._flat[name].new_empty(size)
+            self._grow(gather_rows * weights.in_features, "x")
+            wide = int(self._costs.wide_limit)
+            self._grow(wide, "wide_x", "wide_a", "wide_b", "wide_raw", "wide_shrunk")
+            self._grow(wide * slices, "wide_y")
 
     def view(self, name: str, *shape: int) -> Tensor:
         """The beginning of a buffer, in this shape."""
         return self._flat[name][: math.prod(shape)].view(shape)
+
+    def _grow(self, size: int, *names: str) -> None:
+        for name in names:
+            if name not in self._flat or self._flat[name].numel() < size:
+                dtype = torch.float32 if name.startswith("wide_") else self._dtype
+                self._flat[name] = torch.empty(size, device=self._device, dtype=dtype)

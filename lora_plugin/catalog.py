@@ -127,6 +127,10 @@ class Catalog:
                 if track.look_at is not None or track.state is AdapterState.SETTLING
             }
 
+    def due(self) -> set[str]:
+        """Names of the folders that are quiet and were not examined yet: the next `scan` does."""
+        return self._scanner.due()
+
     def path_of(self, name: str) -> Path:
         """The folder of an adapter; the name must come from this catalog."""
         return self.root / name

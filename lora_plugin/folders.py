@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import stat
@@ -111,13 +112,15 @@ class AdapterFolders:
     def stamp(self, name: str) -> str | None:
         if not name or is_temporary(name) or {"/", "\0"} & set(name):
             return None
-        path = self._root / name
+        path = os.path.join(self._root, name)
         digest = hashlib.blake2b(digest_size=16)
         try:
-            if not stat.S_ISDIR(path.stat().st_mode):
+            found = os.stat(path)
+            if not stat.S_ISDIR(found.st_mode):
                 return None
-            for line in self._lines(path):
-                digest.update(os.fsencode(line))
+            digest.update(_line("", found))
+            for line in itertools.islice(self._lines(path), _MAX_ENTRIES):
+                digest.update(line)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return digest.hexdigest()
@@ -144,19 +147,13 @@ class AdapterFolders:
 
         return verify(self._root, name, content.snapshot)
 
-    def _lines(self, path: Path) -> Iterator[str]:
+    def _lines(self, path: str) -> Iterator[bytes]:
         """One line per file; temporary files of a copying tool count, they show that it is at work."""
-        yield _line("", path.stat())
-        if not path.resolve().is_relative_to(self._root.resolve()):
+        if os.path.islink(path) and not Path(path).resolve().is_relative_to(self._root.resolve()):
             # Nothing outside the directory is opened: the link itself is all there is to see.
-            yield _line(str(path.readlink()), path.lstat())
-            return
-        left = _MAX_ENTRIES
-        for line in _walk(path, _MAX_DEPTH):
-            yield line
-            left -= 1
-            if not left:
-                return
+            yield _line(os.readlink(path), os.lstat(path))
+        else:
+            yield from _walk(path, _MAX_DEPTH)
 
     def _say_unreachable(self, why: str) -> None:
         if not self._unreachable:
@@ -176,24 +173,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return error.errno != errno.ELOOP
 
 
-def _walk(path: Path, depth: int) -> Iterator[str]:
+def _walk(path: str, depth: int) -> Iterator[bytes]:
     try:
         with os.scandir(path) as found:
             entries = sorted(found, key=lambda entry: (entry.is_dir(follow_symlinks=False), entry.name))
     except FileNotFoundError:
         return
     except PermissionError as error:
-        yield f"{path} {error.errno}\n"
+        yield _unknown(path, error)
         return
     for entry in entries:
         try:
             yield _line(entry.path, entry.stat())
         except OSError as error:
-            yield f"{entry.path} {error.errno}\n"
+            yield _unknown(entry.path, error)
         if depth > 1 and entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), depth - 1)
+            yield from _walk(entry.path, depth - 1)
 
 
-def _line(name: str, found: os.stat_result) -> str:
+def _line(name: str, found: os.stat_result) -> bytes:
     # The change time tells of a rewrite that kept size and modification time, as `cp -p` and rsync make.
-    return f"{name} {found.st_ino} {found.st_mode} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}\n"
+    values = (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return os.fsencode(f"{name} {values}\n")
+
+
+def _unknown(name: str, error: OSError) -> bytes:
+    return os.fsencode(f"{name} {error.errno}\n")

@@ -74,6 +74,12 @@ class Scanner:
         self._deliver()
         return self._next()
 
+    def due(self) -> set[str]:
+        """See `Catalog.due`."""
+        now = self._clock()
+        with self._ledger.writing():
+            return {track.name for track in self._ledger.tracks.values() if track.wait(now) == 0}
+
     def _follow_operator(self) -> None:
         changed = self._state.reload()
         if changed:
@@ -83,16 +89,11 @@ class Scanner:
 
     def _wanted(self, names: Iterable[str] | None) -> list[str] | None:
         if names is not None:
-            return sorted({*names, *self._due()})
+            return sorted(self.due().union(names))
         found = self._folders.names()
         if found is None:
             return None
         return sorted(found | self._ledger.tracks.keys())
-
-    def _due(self) -> list[str]:
-        now = self._clock()
-        with self._ledger.writing():
-            return [track.name for track in self._ledger.tracks.values() if track.wait(now) == 0]
 
     def _look(self, name: str) -> _Update | None:
         try:

@@ -12,6 +12,9 @@ from lora_plugin.settings import Settings
 
 logger = logging.getLogger("lora_plugin")
 
+_POLL_SECONDS = 1.0
+"""Between two rescans, at most, where file events are not used."""
+_SOON = 0.05
 _DEBOUNCE_SECONDS = 0.05
 """Events of one change come in a burst; a replacement by rename is two of them."""
 
@@ -26,18 +29,21 @@ class Watcher:
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:
         self._catalog = catalog
-        self._rescan_seconds = settings.rescan_seconds
         self._settling_seconds = max(1.0, 3 * settings.settle_seconds)
         self._condition = threading.Condition()
         self._dirty: set[str] = set()
         self._stopping = False
-        self._scanned = False
+        self._settled = False
+        self._give_up_at: float | None = None
         self._unsettled: set[str] = set()
         self._next_rescan = 0.0
         self._next_look: float | None = None
-        self._observation = Observation(
-            catalog.root, settings.watch, settings.rescan_seconds, self._note_change
-        )
+        self._mode = settings.watch
+        self._use_events = settings.watch != "poll"
+        self._interval = settings.rescan_seconds
+        if not self._use_events:
+            self._interval = min(self._interval, _POLL_SECONDS)
+        self._observation = Observation(catalog.root, self._note_change)
         self._thread = threading.Thread(target=self._run, name="lora-plugin-watcher", daemon=True)
 
     def start(self) -> None:
@@ -73,13 +79,8 @@ class Watcher:
             Whether the scan was finished in time.
         """
         with self._condition:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            done = self._condition.wait_for(lambda: self._scanned or self._stopping, timeout)
-            settling = self._settling_seconds
-            if deadline is not None:
-                settling = min(settling, max(0.0, deadline - time.monotonic()))
-            self._condition.wait_for(lambda: not self._unsettled or self._stopping, settling)
-            return done and self._scanned
+            self._condition.wait_for(lambda: self._settled or self._stopping, timeout)
+            return self._settled
 
     def _note_change(self, name: str) -> None:
         with self._condition:
@@ -92,29 +93,62 @@ class Watcher:
                 self._step()
             except Exception:
                 logger.exception("A scan of the adapter directory failed; the next one will try again")
-                self._next_look = time.monotonic() + self._rescan_seconds
+                self._next_look = time.monotonic() + self._interval
             self._pause()
         self._observation.stop()
 
     def _step(self) -> None:
         with self._condition:
             dirty, self._dirty = self._dirty, set()
-        if time.monotonic() >= self._next_rescan:
-            self._next_rescan = time.monotonic() + self._rescan_seconds
-            # Observed before it is scanned: no change falls between the two.
-            self._observation.refresh()
-            self._note_scan(self._catalog.scan(), full=True)
-        else:
-            self._note_scan(self._catalog.scan(dirty), full=False)
+        # Observed before it is scanned: no change falls between the two.
+        renewed = self._use_events and self._observe()
+        full = renewed or time.monotonic() >= self._next_rescan
+        if full:
+            self._next_rescan = time.monotonic() + self._interval
+        self._note_scan(self._catalog.scan(None if full else dirty), full=full)
+
+    def _observe(self) -> bool:
+        """Whether the observation began anew, or ended: what changed until now may have made no event."""
+        try:
+            return self._observation.refresh()
+        except (FileNotFoundError, NotADirectoryError):
+            # The directory went this moment; the next rescan sees.
+            return False
+        except OSError as error:
+            self._do_without_events(error)
+            return True
+
+    def _do_without_events(self, error: OSError) -> None:
+        self._observation.stop()
+        self._use_events = False
+        if self._mode == "auto":
+            self._interval = min(self._interval, _POLL_SECONDS)
+        logger.warning(
+            "File events do not work for %s (%s): it is looked through every %g seconds",
+            self._catalog.root,
+            error,
+            self._interval,
+        )
 
     def _note_scan(self, wait: float | None, *, full: bool) -> None:
-        self._next_look = None if wait is None else time.monotonic() + wait
-        pending = self._catalog.pending()
-        with self._condition:
-            if full and not self._scanned:
-                self._scanned, self._unsettled = True, pending
-            self._unsettled &= pending
-            self._condition.notify_all()
+        now = time.monotonic()
+        self._next_look = None if wait is None else now + wait
+        if not self._settled:
+            self._note_first(now, full=full)
+
+    def _note_first(self, now: float, *, full: bool) -> None:
+        if full and self._give_up_at is None:
+            self._give_up_at, self._unsettled = now + self._settling_seconds, self._catalog.pending()
+        if self._give_up_at is None:
+            return
+        self._unsettled &= self._catalog.pending()
+        given_up = now >= self._give_up_at and not self._unsettled & self._catalog.due()
+        if not self._unsettled or given_up:
+            with self._condition:
+                self._settled = True
+                self._condition.notify_all()
+        else:
+            self._next_look = min(self._next_look or self._give_up_at, max(self._give_up_at, now + _SOON))
 
     def _pause(self) -> None:
         """Waits for a change, the next settle time or the next rescan."""

@@ -8,8 +8,7 @@ import torch
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.triton import expand as expanding
 from lora_plugin.kernels.triton import shrink as shrinking
-from lora_plugin.kernels.triton.scratch import Scratch
-from lora_plugin.kernels.triton.tables import Choice, architecture, choose_shape
+from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, architecture, choose_shape
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 from torch import Tensor
 
@@ -21,16 +20,14 @@ class DeviceLayer:
     for any step of at most as many rows.
 
     Args:
-        tiles: the step. scratch: the planes, shared by all layers of a stream.
+        tiles: the step, and the scratch memory that all layers of a stream share.
         arch: key of the tables; that of the weights' device when None.
     """
 
-    def __init__(
-        self, weights: LayerWeights, tiles: DeviceTiles, scratch: Scratch, arch: str | None = None
-    ) -> None:
-        self.weights, self.tiles, self.scratch = weights, tiles, scratch
+    def __init__(self, weights: LayerWeights, tiles: DeviceTiles, arch: str | None = None) -> None:
+        self.weights, self.tiles, self.scratch = weights, tiles, tiles.scratch
         self.arch = arch if arch is not None else architecture(weights.a.device)
-        scratch.reserve(len(weights.b), tiles.max_tokens)
+        self.scratch.reserve(len(weights.b))
         firsts = [sum(weights.widths[:i]) for i in range(len(weights.b))]
         table = [
             [b.data_ptr(), width, first]
@@ -46,9 +43,19 @@ class DeviceLayer:
             ValueError: y or x is not laid out row by row, or of another dtype or shape than the weights.
         """
         self._check(y, x)
-        if not y.shape[0]:
-            return
-        choice = choose_shape(self.arch, y.shape[0], y.dtype)
+        if y.shape[0]:
+            self._launch(y, x, choose_shape(self.arch, y.shape[0], y.dtype))
+
+    def warm_up(self) -> None:
+        """Compiles every kernel that a call may need, before the first step: no tile may be live."""
+        a = self.weights.a
+        y = a.new_zeros(1, sum(self.weights.widths))
+        embedding = self.weights.kind == "embedding"
+        x = a.new_zeros(1, dtype=torch.int32) if embedding else a.new_zeros(1, a.shape[2])
+        for most, _ in TABLES.get(self.arch, OTHER):
+            self._launch(y, x, choose_shape(self.arch, most, y.dtype))
+
+    def _launch(self, y: Tensor, x: Tensor, choice: Choice) -> None:
         split = self._split(choice)
         count, records = self.tiles.of(choice.height)
         step = (count, records, self.tiles.rows)
@@ -70,7 +77,7 @@ class DeviceLayer:
             x.stride(0),
             a.stride(0),
             in_features,
-            self._plane_size(x),
+            self.scratch.plane_size(x.shape[0]),
             self.scratch.pitch,
             SPLIT=split,
             ROWS=choice.height,
@@ -104,7 +111,7 @@ class DeviceLayer:
             self._slices,
             *step,
             y.stride(0),
-            self._plane_size(y),
+            self.scratch.plane_size(y.shape[0]),
             self.scratch.pitch,
             SPLIT=split,
             SLICES=len(self.weights.b),
@@ -121,9 +128,6 @@ class DeviceLayer:
         if self.weights.kind == "embedding":
             return 1
         return min(choice.split, -(-self.weights.in_features // choice.shrink.extent))
-
-    def _plane_size(self, rows: Tensor) -> int:
-        return self.scratch.plane_size(min(rows.shape[0], self.tiles.max_tokens))
 
     def _check(self, y: Tensor, x: Tensor) -> None:
         embedding = self.weights.kind == "embedding"

@@ -43,8 +43,8 @@ def shrink(
 ) -> None:
     """planes[part, slice, position, rank] = x[row, part of in] . a[first + rank, slice, part of in].
 
-    Grid: tiles, parts of `in` (SPLIT), slices. Every part writes its own plane, an empty one zeros: the sum
-    in expand has one order, and nothing is cleared before.
+    Grid: tiles, parts of `in` (SPLIT, at most its steps), slices. Every part writes its own plane: the sum in
+    expand has one order, and nothing is cleared before.
 
     Args:
         x: [rows, in] of any row stride. a: [arena rows, slices, in].
@@ -61,9 +61,9 @@ def shrink(
     a_tile = a + first_row.to(tl.int64) * a_stride + piece * in_features
     plane = part * tl.num_programs(2) + piece
     out = planes + plane.to(tl.int64) * plane_size + position.to(tl.int64) * pitch
-    part_size = (in_features + SPLIT * DEPTH - 1) // (SPLIT * DEPTH) * DEPTH
-    begin = part * part_size
-    end = tl.minimum(begin + part_size, in_features)
+    steps = (in_features + DEPTH - 1) // DEPTH
+    begin = part * steps // SPLIT * DEPTH
+    end = tl.minimum((part + 1) * steps // SPLIT * DEPTH, in_features)
     chunks = (rank + RANKS - 1) // RANKS
     for chunk in tl.range(0, chunks, flatten=True):
         ranks = chunk * RANKS + r

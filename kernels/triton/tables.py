@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from lora_plugin.kernels.triton.tiles import DECODE_ROWS
+
+HEIGHTS = (16, 64)
+"""Batch rows of a small and of a large tile."""
+DECODE_ROWS = 256
+"""Up to this many rows of y, launches may use small tiles."""
 
 
 class Shape(NamedTuple):
@@ -26,7 +30,7 @@ class Choice(NamedTuple):
     """How a launch over a number of rows is cut.
 
     Attributes:
-        height: batch rows of a tile, 16 or 64.
+        height: batch rows of a tile, one of HEIGHTS.
         split: parts that shrink cuts `in` into, each a plane.
     """
 
@@ -52,9 +56,9 @@ def _table(shrink: Shape, expand: Shape, large_shrink: Shape, large_expand: Shap
 
 
 TABLES: dict[str, Table] = {
-    "sm_80": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 3), Shape(32, 128, 4, 3)),
-    "sm_90": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 3)),
-    "sm_100": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 3)),
+    "sm_80": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 3), Shape(16, 128, 8, 2)),
+    "sm_90": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 2)),
+    "sm_100": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 2)),
     "gfx942": _table(Shape(16, 256, 4, 2), Shape(16, 128, 4, 2), Shape(64, 64, 4, 2), Shape(32, 128, 4, 2)),
 }
 OTHER = _table(Shape(16, 128, 4, 2), Shape(16, 64, 4, 2), Shape(64, 32, 4, 2), Shape(32, 64, 4, 2))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 from lora_plugin.kernels.runs import IntArray, Runs
+from lora_plugin.kernels.triton.scratch import Scratch
+from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from numpy.typing import NDArray
 from torch import Tensor
 
-DECODE_ROWS = 256
-"""Up to this many rows of y, kernels may read the list of small tiles."""
-HEIGHTS = (16, 64)
-"""Batch rows of a tile in the small and the large list."""
 RECORD = 4
 """int32 per tile: first arena row, rank, first position, rows."""
 
@@ -24,12 +22,13 @@ class DeviceTiles:
     of the base model are in no tile. `update` makes one copy and never waits for the device.
 
     Args:
-        max_tokens, max_adapters: the largest step.
+        max_tokens, max_adapters, max_rank: the largest step.
         device: where the layers lie.
     """
 
-    def __init__(self, max_tokens: int, max_adapters: int, device: torch.device) -> None:
+    def __init__(self, max_tokens: int, max_adapters: int, max_rank: int, device: torch.device) -> None:
         self.max_tokens, self.max_adapters = max_tokens, max_adapters
+        self.scratch = Scratch(max_rank, max_tokens, device)
         most = {16: min(max_tokens, DECODE_ROWS), 64: max_tokens}
         self._capacity = {height: self.bound(most[height], height) for height in HEIGHTS}
         starts = np.cumsum([RECORD, *(RECORD * n for n in self._capacity.values())]).tolist()
@@ -52,7 +51,7 @@ class DeviceTiles:
         """Describes the next step.
 
         Raises:
-            ValueError: more adapters than `max_adapters`.
+            ValueError: more adapters than `max_adapters`, or a higher rank than `max_rank`.
         """
         order = np.argsort(runs.lo, kind="stable")
         start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
@@ -60,6 +59,8 @@ class DeviceTiles:
         opens = np.flatnonzero(np.diff(lo, prepend=-1))
         if len(opens) > self.max_adapters:
             raise ValueError(f"{len(opens)} adapters, at most {self.max_adapters}")
+        if rank.max(initial=0) > self.scratch.max_rank:
+            raise ValueError(f"an adapter of rank {rank.max()}, at most {self.scratch.max_rank}")
         ends = np.cumsum(counts)
         rows = int(counts.sum())
         # The pinned allocator hands a block out again only when its copy has passed, so steps may overlap.

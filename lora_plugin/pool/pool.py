@@ -220,15 +220,17 @@ class AdapterPool:
         """Take a version off the device and out of the host cache; False if it is in neither.
 
         Raises:
-            AdapterBusy: it is in use or leased (`IN_USE`), or pinned (`PINNED`).
+            AdapterBusy: it is in use (`IN_USE`), or pinned (`PINNED`). A lease alone does not keep it: its
+                request has it staged again.
         """
         entry = self._entries.get(adapter_id)
         if entry is None or entry.host in (Host.ABSENT, Host.WAITING):
             return False
         if entry.pinned:
             raise AdapterBusy(Code.PINNED, f"adapter {entry.name!r} is pinned", hint="unpin it first")
-        if self._busy(entry):
+        if self._in_use(entry):
             raise AdapterBusy(Code.IN_USE, f"adapter {entry.name!r} is in use, or about to be")
+        entry.hold_until = float("-inf")
         self._forget(entry, Cause.OPERATOR)
         return True
 
@@ -281,11 +283,10 @@ class AdapterPool:
         self._host.touch(entry)
 
     def _busy(self, entry: Entry) -> bool:
-        return (
-            self._references.count(entry.adapter_id) > 0
-            or entry.hold_until > self._clock()
-            or self._device.in_use(entry)
-        )
+        return entry.hold_until > self._clock() or self._in_use(entry)
+
+    def _in_use(self, entry: Entry) -> bool:
+        return self._references.count(entry.adapter_id) > 0 or self._device.in_use(entry)
 
     def _evictable(self, entry: Entry) -> bool:
         return not entry.pinned and not self._busy(entry)

@@ -8,10 +8,22 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from catalog_samples import CONFIG, NAN, SETTLE, WEIGHTS, Bench, config_bytes, weight_bytes, write_adapter
+from catalog_samples import (
+    CONFIG,
+    LAYOUT,
+    NAN,
+    SETTLE,
+    WEIGHTS,
+    Bench,
+    config_bytes,
+    weight_bytes,
+    write_adapter,
+)
 
+import lora_plugin.adapter.load as reader
 from lora_plugin.adapter.digest import adapter_id
 from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
@@ -39,8 +51,6 @@ def test_a_version_is_what_the_stager_will_read(bench: Bench) -> None:
     version = bench.catalog.version_of("a")
     assert bench.catalog.find("a").version == version
     assert version.id == adapter_id("a", version.digest)
-    from catalog_samples import LAYOUT
-
     assert load(bench.root, "a", LAYOUT, version.digest, 1 << 20).rank == version.rank
     other = bench.another()
     other.scan()
@@ -283,7 +293,9 @@ def test_links(bench: Bench, tmp_path: Path) -> None:
         "out": "rejected",
         "real": "listed",
     }
-    assert bench.catalog.list()[1].reason.code is Code.PATH_ESCAPE
+    with pytest.raises(AdapterRejected) as caught:
+        bench.catalog.find("out")
+    assert caught.value.code is Code.PATH_ESCAPE
 
 
 def test_a_kubernetes_volume_is_swapped(bench: Bench) -> None:
@@ -367,14 +379,12 @@ def test_operators_decisions_reach_every_server(bench: Bench) -> None:
 def test_many_ask_for_one_version(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     write_adapter(bench.root / "a")
     bench.settle()
-    import lora_plugin.adapter.load as reader
-
     count, gate, verify = Counter[str](), threading.Event(), reader.verify
 
-    def slow(*args: object, **more: object) -> str:
+    def slow(*args: Any) -> str:
         count["verify"] += 1
         gate.wait(5)
-        return verify(*args, **more)
+        return verify(*args)
 
     monkeypatch.setattr(reader, "verify", slow)
     found: list[object] = []
@@ -402,11 +412,9 @@ def test_unchanged_folders_are_not_opened(bench: Bench, monkeypatch: pytest.Monk
 
 
 def test_a_check_that_breaks_concerns_one_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lora_plugin.adapter.load as reader
-
     inspect = reader.inspect
 
-    def broken(root: Path, name: str, *args: object) -> object:
+    def broken(root: Path, name: str, *args: Any) -> object:
         if name == "a":
             raise ZeroDivisionError
         return inspect(root, name, *args)
@@ -416,7 +424,9 @@ def test_a_check_that_breaks_concerns_one_folder(bench: Bench, monkeypatch: pyte
     write_adapter(bench.root / "b")
     bench.settle()
     assert [bench.state(name) for name in "ab"] == ["rejected", "listed"]
-    assert bench.catalog.list()[0].reason.code is Code.INTERNAL
+    with pytest.raises(AdapterRejected) as caught:
+        bench.catalog.find("a")
+    assert caught.value.code is Code.INTERNAL
 
 
 def test_the_disk_does_not_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,6 +442,24 @@ def test_the_disk_does_not_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     assert bench.state("a") == "listed"
     bench.settle()
     assert bench.kinds("a") == ["discovered", "listed"]
+
+
+def test_changed_during_the_check(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was checked may be half of one content and half of the next."""
+    inspect = reader.inspect
+
+    def disturbed(*args: Any) -> object:
+        found = inspect(*args)
+        write_adapter(bench.root / "a", seed=2, rank=8)
+        return found
+
+    write_adapter(bench.root / "a", seed=1, rank=4)
+    with monkeypatch.context() as busy:
+        busy.setattr(reader, "inspect", disturbed)
+        bench.settle()
+    assert bench.state("a") == "discovered"
+    bench.settle()
+    assert bench.catalog.find("a").rank == 8
 
 
 def test_subscribers_may_call_the_catalog(bench: Bench) -> None:

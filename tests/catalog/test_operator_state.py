@@ -21,7 +21,7 @@ def test_decisions_outlive_the_process(tmp_path: Path) -> None:
     State(tmp_path).pin("b")
     again = State(tmp_path)
     assert again.reload() == {"a", "b"}
-    assert (again.unloaded, again.pinned) == ({"a": "f1"}, {"b"})
+    assert (dict(again.unloaded), set(again.pinned)) == ({"a": "f1"}, {"b"})
     again.restore("a")
     again.unpin("b")
     assert content(tmp_path) == {"unloaded": {}, "pinned": []}
@@ -72,7 +72,7 @@ def test_without_a_writable_directory(tmp_path: Path, caplog: pytest.LogCaptureF
         state.unload("b", "f1")
     assert len(caplog.records) == 1
     assert state.reload() == set()
-    assert (state.unloaded, state.pinned) == ({"b": "f1"}, {"a"})
+    assert (dict(state.unloaded), set(state.pinned)) == ({"b": "f1"}, {"a"})
     (tmp_path / FOLDER).unlink()
     state.pin("c")
     assert content(tmp_path) == {"pinned": ["a", "c"], "unloaded": {"b": "f1"}}

@@ -217,6 +217,22 @@ async def test_an_update_while_waiting(bench: Bench, link: MemoryLink, readiness
     assert link.released == [old]
 
 
+async def test_updated_the_moment_it_is_ready(bench: Bench, link: MemoryLink, readiness: Readiness) -> None:
+    old = bench.catalog.version_of("a")
+
+    def update(spec: StageSpec) -> StageStatus:
+        if spec.id == old.id:
+            write_adapter(bench.root / "a", seed=2)
+            bench.settle()
+        return StageStatus("ready")
+
+    link.answer = update
+    version = await readiness.ensure("a")
+    assert version != old
+    assert readiness.ready("a") == version
+    await until(lambda: link.released == [old.id])
+
+
 async def test_deleted_while_waiting(bench: Bench, link: MemoryLink, readiness: Readiness) -> None:
     link.open.clear()
     task = asyncio.create_task(readiness.ensure("a"))

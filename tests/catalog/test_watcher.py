@@ -96,6 +96,10 @@ def test_changes_are_noticed_without_a_rescan(start: Start, tmp_path: Path, watc
     until(lambda: listed(catalog) == ["b"])
     shutil.rmtree(root / "b")
     until(lambda: not catalog.list())
+    # The first one's folder still exists elsewhere: its end must not end the events.
+    shutil.rmtree(tmp_path / "old")
+    write_adapter(root / "c")
+    until(lambda: listed(catalog) == ["c"])
     rejected = [event for event in catalog.events.since() if event.kind == "rejected"]
     assert rejected == []
 
@@ -108,7 +112,12 @@ def test_reading_makes_no_work(start: Start, tmp_path: Path, monkeypatch: pytest
     time.sleep(0.3)
     scans: list[object] = []
     scan = catalog.scan
-    monkeypatch.setattr(catalog, "scan", lambda names=None: (scans.append(names), scan(names))[1])
+
+    def noted(names: Any = None) -> float | None:
+        scans.append(names)
+        return scan(names)
+
+    monkeypatch.setattr(catalog, "scan", noted)
     catalog.version_of("a")
     (tmp_path / "adapters" / "a" / WEIGHTS).read_bytes()
     time.sleep(0.3)
@@ -119,6 +128,7 @@ def test_the_rescan_catches_what_events_miss(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lora_plugin.observation.Observation.refresh", lambda self: False)
+    monkeypatch.setattr("lora_plugin.watcher._POLL_SECONDS", NEVER)
     catalog, watcher = start(rescan_seconds=0.1)
     assert watcher.first_scan(30)
     write_adapter(tmp_path / "adapters" / "a")
@@ -139,6 +149,33 @@ def test_it_polls_where_events_do_not_work(
         until(lambda: listed(catalog) == ["a"])
     assert len(caplog.records) == 1
     assert "watch limit" in caplog.text
+
+
+def test_a_moved_folder_and_its_successor_are_deleted(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Left to itself, watchdog 7.1 loses its reader over this."""
+    root = tmp_path / "adapters"
+    write_adapter(root / "a", seed=1)
+    catalog, watcher = start()
+    assert watcher.first_scan(30)
+    (root / "a").rename(tmp_path / "old")
+    write_adapter(root / "a", seed=2)
+    old = catalog.events.since()[-1].seq
+    until(
+        lambda: any(
+            event.seq > old and event.kind in ("updated", "listed") for event in catalog.events.since()
+        )
+    )
+    time.sleep(1)
+    for round_ in range(2):
+        shutil.rmtree(root / "a", ignore_errors=True)
+        shutil.rmtree(tmp_path / "old", ignore_errors=True)
+        until(lambda: not catalog.list())
+        write_adapter(root / f"b{round_}")
+        until(lambda name=f"b{round_}": listed(catalog) == [name])  # type: ignore[misc]
+        shutil.rmtree(root / f"b{round_}")
+    assert "do not work" not in caplog.text
 
 
 def test_the_directory_is_made(start: Start, tmp_path: Path) -> None:

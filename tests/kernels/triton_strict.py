@@ -26,6 +26,7 @@ class StrictBuilder(InterpreterBuilder):
         super().__init__()
         self.memory: list[tuple[int, int]] = []
         self.stored: list[np.ndarray] = []
+        self.launches: list[tuple[Any, ...]] = []
 
     def allow(self, *tensors: torch.Tensor) -> None:
         """Lets kernels touch the memory that these tensors span."""
@@ -107,6 +108,8 @@ class StrictFunction(InterpretedFunction):
         builder: Any = interpreter.interpreter_builder
         builder.allow(*(arg for arg in args if isinstance(arg, torch.Tensor)))
         builder.stored.clear()
+        identities = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        builder.launches.append((self.fn.__name__, grid, *identities, *kwargs.items()))
         _InPlace(self.rewrite(), self.arg_names, grid)(*args, **kwargs)
         stored = np.concatenate(builder.stored) if builder.stored else np.empty(0)
         if len(np.unique(stored)) != len(stored):

@@ -475,21 +475,26 @@ def test_evict_takes_it_off_the_device_and_out_of_the_host_cache() -> None:
     assert pool.snapshot()["counters"]["evictions"]["operator"] == 1
 
 
-@pytest.mark.parametrize(
-    ("guard", "code"), [("request", Code.IN_USE), ("lease", Code.IN_USE), ("pin", Code.PINNED)]
-)
+@pytest.mark.parametrize(("guard", "code"), [("request", Code.IN_USE), ("pin", Code.PINNED)])
 def test_evict_is_refused_while_it_matters(guard: str, code: Code) -> None:
     pool = make(a1=8)
     match guard:
         case "request":
             pool.acquire("r", 1)
-        case "lease":
-            pool.hold(1, 5)
         case "pin":
             pool.pin(1)
     with pytest.raises(AdapterBusy) as error:
         pool.evict(1)
     assert code_of(error) is code
+
+
+def test_evict_ends_a_lease() -> None:
+    pool = make(a1=8)
+    pool.hold(1, 5)
+    assert pool.evict(1)
+    stage(pool, 1)
+    pool.retire(1)
+    assert pool.get(1) is None
 
 
 def test_a_retired_version_leaves_with_its_last_request_and_lease() -> None:

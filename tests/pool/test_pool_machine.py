@@ -236,12 +236,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(adapter_id=IDS)
     def evict(self, adapter_id: int) -> None:
-        guarded = adapter_id in self.pins or self.is_busy(adapter_id)
+        guarded = adapter_id in self.pins or self.is_used(adapter_id)
         cached = self.host_state(adapter_id) in (Host.STAGING, Host.READY)
         code = refusal(lambda: self.pool.evict(adapter_id))
         assert (code is not None) == (guarded and cached)
         assert code is None or (code is Code.PINNED) == (adapter_id in self.pins)
         assert code or self.host_state(adapter_id) in (Host.ABSENT, Host.WAITING)
+        if code is None and cached:
+            # The operator's word ends a lease.
+            self.leases.pop(adapter_id, None)
+            self.keep_safe()
 
     @rule(adapter_id=IDS)
     def retire(self, adapter_id: int) -> None:
@@ -285,7 +289,10 @@ class PoolMachine(RuleBasedStateMachine):
         return len(self.pins - set(self.places()))
 
     def is_busy(self, adapter_id: int) -> bool:
-        return adapter_id in self.requests.values() or adapter_id in self.leases or adapter_id in self.in_use
+        return self.is_used(adapter_id) or adapter_id in self.leases
+
+    def is_used(self, adapter_id: int) -> bool:
+        return adapter_id in self.requests.values() or adapter_id in self.in_use
 
     def keep_safe(self) -> None:
         self.safe &= set(self.requests.values()) | set(self.leases)

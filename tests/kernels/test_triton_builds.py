@@ -1,0 +1,42 @@
+"""What the kernels take when they are built ahead of time; needs no GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lora_plugin.kernels.triton.tables import TABLES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+aot_table = pytest.importorskip("aot_table")
+
+
+def _few() -> Iterator[tuple[str, int]]:
+    """The tables' corners: most planes with small tiles, and with large ones."""
+    yield from (("sm_80", 3), ("sm_90", 0), ("sm_90", 3), ("gfx942", 0), ("gfx942", 3))
+
+
+@pytest.mark.parametrize(("arch", "entry"), _few())
+def test_no_spills_and_shared_memory_within_the_device(arch: str, entry: int) -> None:
+    target, limit = aot_table.TARGETS[arch]
+    choice = TABLES[arch][entry][1]
+    for build in aot_table.builds(choice):
+        used = aot_table.usage(aot_table.compile_build(build, target, "bf16"), target)
+        assert used.spills == 0, aot_table.describe(build)
+        assert used.shared <= limit * 1024, aot_table.describe(build)
+        if arch == "sm_90" and choice.height == 16:
+            assert used.registers <= 80, aot_table.describe(build)
+        if arch == "sm_90" and choice.height == 64:
+            assert used.matrix == ("-" if "embed" in build.kernel.__name__ else "wgmma")
+
+
+def test_the_documented_table_is_current() -> None:
+    """docs/kernels.md names every kernel and tile that the tables hold."""
+    text = (Path(__file__).parents[2] / "docs/kernels.md").read_text()
+    documented = text.split(aot_table.MARKERS[0])[1].split(aot_table.MARKERS[1])[0]
+    missing = [
+        row for row in aot_table.plan(aot_table.TARGETS, aot_table.DTYPES) if f"| {row} |" not in documented
+    ]
+    assert not missing
