@@ -89,8 +89,8 @@ def usage(compiled: Any, target: GPUTarget) -> Usage:
     """Registers and spills as the assembler reports them."""
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
-        value = {n: int(v) for n, v in re.findall(r"\.(\w+_count):\s+(\d+)", text)}
-        spills = value["vgpr_spill_count"] + value["sgpr_spill_count"]
+        value = {n: int(v) for n, v in re.findall(r"\.(\w+_(?:count|size)):\s+(\d+)", text)}
+        spills = sum(value[n] for n in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"))
         return Usage(value["vgpr_count"], spills, compiled.metadata.shared, _matrix(text, "mfma"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -136,7 +136,8 @@ def describe(build: Build) -> str:
     c, o = build.constants, build.options
     tile = [c["ROWS"], c["RANKS"], *(c[n] for n in ("DEPTH", "COLS") if n in c)]
     split = f", {c['SPLIT']} planes" if build.kernel is expand else ""
-    return f"{'x'.join(map(str, tile))}{split}, {o['num_warps']} warps, {o.get('num_stages', '-')} stages"
+    stages = f", {o['num_stages']} stages" if "num_stages" in o else ""
+    return f"{'x'.join(map(str, tile))}{split}, {o['num_warps']} warps{stages}"
 
 
 def main() -> int:

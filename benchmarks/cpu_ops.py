@@ -2,8 +2,9 @@
 
     python benchmarks/cpu_ops.py [--threads 2] [--json FILE]
 
-Weights of all layers are distinct, so nothing stays in the cache that would not in a server. Each case is checked
-against the float64 reference before it is timed; times are the best of several rounds.
+Weights of all layers are distinct, so nothing stays in the cache that would not in a server. Each case is
+checked against the float64 reference before it is timed. A time is the sum over the calls of a step of each
+call's best round; with one thread it is processor time, which other load disturbs less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from torch import Tensor
 
 from lora_plugin import kernels
 
+Clock = Callable[[], float]
 ARENA_ROWS = 2048
+ROW = "{model:14} {case:42} {tiles:5} {base_ms:9.2f} {lora_ms:9.2f} {ratio:6.2f}"
+HEAD = f"{'model':14} {'step':42} {'tiles':>5} {'base ms':>9} {'lora ms':>9} {'ratio':>6}"
 
 
 @dataclass(frozen=True)
@@ -101,17 +105,7 @@ def check(layers: list[Layer], inputs: dict[int, Tensor], rows: list[tuple[int, 
         torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def best(run: Callable[[], None], rounds: int) -> float:
-    """Seconds of the fastest round."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def measure(case: Case, rounds: int) -> dict[str, Any]:
+def measure(case: Case, rounds: int, clock: Clock) -> dict[str, Any]:
     """Checks and times one case."""
     kernels.unregister_all()
     counts = np.array([rows for _, rows in case.requests])
@@ -125,27 +119,29 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     extents = list(zip(first_rows.tolist(), (first_rows + ranks).tolist(), strict=True))
     rows = [extents[adapter] if adapter >= 0 else None for adapter in batch.row_adapters()]
     check(layers[: len(case.model.linears)], inputs, rows)
-    return {"case": case.name, "model": case.model.name, "tiles": len(batch.plan)} | times(
-        layers, inputs, rounds
-    )
+    found = {"case": case.name, "model": case.model.name, "tiles": len(batch.plan)}
+    return found | times(layers, inputs, rounds, clock)
 
 
-def times(layers: list[Layer], inputs: dict[int, Tensor], rounds: int) -> dict[str, float]:
-    """Milliseconds of a step's base products, of the ops on top, and their ratio."""
+def times(layers: list[Layer], inputs: dict[int, Tensor], rounds: int, clock: Clock) -> dict[str, float]:
+    """Milliseconds of a step's base products, of the ops after them, and their ratio."""
+    seconds = np.array([step(layers, inputs, clock) for _ in range(rounds)])
+    base, lora = seconds.min(axis=0).sum(axis=0) * 1e3
+    return {"base_ms": base, "lora_ms": lora, "ratio": lora / base}
+
+
+def step(layers: list[Layer], inputs: dict[int, Tensor], clock: Clock) -> list[tuple[float, float]]:
+    """Seconds of each layer's base product and op."""
     apply, linear = torch.ops.lora_plugin.lora_apply.default, torch.nn.functional.linear
-
-    def base() -> None:
-        for layer in layers:
-            linear(inputs[layer.base.shape[1]], layer.base)
-
-    def both() -> None:
-        for layer in layers:
-            x = inputs[layer.base.shape[1]]
-            apply(linear(x, layer.base), x, layer.handle)
-
-    rested = best(base, rounds), best(both, rounds), best(base, rounds), best(both, rounds)
-    base_s, both_s = min(rested[::2]), min(rested[1::2])
-    return {"base_ms": base_s * 1e3, "lora_ms": (both_s - base_s) * 1e3, "ratio": (both_s - base_s) / base_s}
+    spent = []
+    for layer in layers:
+        x = inputs[layer.base.shape[1]]
+        begin = clock()
+        y = linear(x, layer.base)
+        between = clock()
+        apply(y, x, layer.handle)
+        spent.append((between - begin, clock() - between))
+    return spent
 
 
 def main() -> None:
@@ -155,15 +151,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     results = []
-    print(f"{'model':14} {'step':42} {'tiles':>5} {'base ms':>9} {'lora ms':>9} {'ratio':>6}")
+    print(HEAD)
     with torch.inference_mode():
         for case in CASES:
-            r = measure(case, options.rounds)
-            print(
-                f"{r['model']:14} {r['case']:42} {r['tiles']:5} {r['base_ms']:9.2f} {r['lora_ms']:9.2f} {r['ratio']:6.2f}"
-            )
-            results.append(r)
+            result = measure(case, options.rounds, clock)
+            print(ROW.format(**result), flush=True)
+            results.append(result)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

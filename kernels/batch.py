@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.plan import Tile, make_plan
 from lora_plugin.kernels.runs import IntArray, find_runs
+from lora_plugin.kernels.triton.tiles import DeviceTiles
 from lora_plugin.kernels.workspace import Workspace
 from numpy.typing import NDArray
 
@@ -23,6 +25,12 @@ class Batch:
         arena_rows: rows of every layer's arena.
         device, dtype: those of the layers.
         costs: what the plan weighs; the width of the layers is added as they are registered.
+        kernels: "auto", "triton" or "torch", see `choose`.
+        max_rank: the highest rank of any adapter; bounds the memory of the Triton kernels.
+
+    Attributes:
+        plan: what torch computes; empty when Triton computes.
+        tiles: what the Triton kernels read; None when torch computes.
     """
 
     def __init__(
@@ -34,6 +42,8 @@ class Batch:
         device: torch.device | str,
         dtype: torch.dtype,
         costs: Costs = DEFAULT,
+        kernels: str = "auto",
+        max_rank: int | None = None,
     ) -> None:
         self.max_tokens, self.max_requests, self.max_adapters = max_tokens, max_requests, max_adapters
         self.arena_rows, self.device, self.dtype = arena_rows, torch.device(device), dtype
@@ -44,13 +54,16 @@ class Batch:
         self.num_adapters = 0
         self._widths: list[int] = []
         self.plan: tuple[Tile, ...] = ()
+        self.tiles: DeviceTiles | None = None
+        if choose(kernels, self.device.type) == "triton":
+            self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
         none = np.empty(0, dtype=np.int64)
         self._inputs: tuple[IntArray, IntArray, IntArray, IntArray] = (none, none, none, none)
 
     @property
     def is_empty(self) -> bool:
         """True when no row uses an adapter."""
-        return not self.plan
+        return not self.num_adapters
 
     def update(self, adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> None:
         """Describes the next step; nearly free when it looks like the last one.
@@ -68,13 +81,18 @@ class Batch:
             return
         self._check(*inputs)
         runs = find_runs(*inputs)
-        self.plan = make_plan(runs, self.costs, self.workspace.max_cells, self.device)
+        if self.tiles is None:
+            self.plan = make_plan(runs, self.costs, self.workspace.max_cells, self.device)
+        else:
+            self.tiles.update(runs)
         self.num_rows = int(counts.sum())
         self.num_adapters = len(np.unique(runs.lo))
         self._inputs = (adapters.copy(), counts.copy(), first_rows.copy(), ranks.copy())
 
     def reserve(self, weights: LayerWeights) -> None:
         """Takes a layer into account: its buffers, and its width in the plan's costs."""
+        if self.tiles is not None:
+            return
         self.workspace.reserve(weights)
         if weights.kind == "linear":
             self._widths.append(len(weights.b) * weights.in_features + sum(weights.widths))

@@ -11,12 +11,13 @@ from torch import Tensor
 
 
 class _Registered:
-    """A layer with its batch, and the products of the plan it last saw."""
+    """A layer with its batch, and the products of the plan it last saw; or its launches."""
 
-    __slots__ = ("batch", "plan", "products", "weights")
+    __slots__ = ("batch", "launch", "plan", "products", "weights")
 
     def __init__(self, weights: LayerWeights, batch: Batch) -> None:
         self.weights, self.batch = weights, batch
+        self.launch = _launches(weights, batch)
         self.plan: tuple[Tile, ...] = ()
         self.products: list[Product] = []
 
@@ -37,6 +38,17 @@ class _Registered:
         batch = self.batch
         self.products = [bind(self.weights, tile, batch.workspace, batch.costs.wide_limit) for tile in plan]
         self.plan = plan
+
+
+def _launches(weights: LayerWeights, batch: Batch) -> Product | None:
+    """The layer's Triton kernels, compiled; None when torch computes."""
+    if batch.tiles is None:
+        return None
+    from lora_plugin.kernels.triton.layer import DeviceLayer  # Triton need not be installed
+
+    layer = DeviceLayer(weights, batch.tiles)
+    layer.warm_up()
+    return layer
 
 
 _layers: list[_Registered] = []
@@ -67,6 +79,15 @@ def _apply(y: Tensor, x: Tensor, handle: int) -> None:
         layer.run(y, x)
 
 
+def _apply_on_device(y: Tensor, x: Tensor, handle: int) -> None:
+    """Launches also for an empty step: a captured graph must not depend on the step."""
+    launch = _layers[handle].launch
+    if launch is None:
+        _apply(y, x, handle)
+    else:
+        launch(y, x)
+
+
 def _nothing(y: Tensor, x: Tensor, handle: int) -> None:
     return None
 
@@ -74,6 +95,6 @@ def _nothing(y: Tensor, x: Tensor, handle: int) -> None:
 _library = torch.library.Library("lora_plugin", "DEF")
 for _name, _input in (("lora_apply", "x"), ("lora_embed", "ids")):
     _library.define(f"{_name}(Tensor(a!) y, Tensor {_input}, int handle) -> ()")
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _apply, _key)
+    _library.impl(_name, _apply, "CPU")
+    _library.impl(_name, _apply_on_device, "CUDA")
     _library.impl(_name, _nothing, "Meta")

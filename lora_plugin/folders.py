@@ -55,7 +55,7 @@ class Folders(Protocol):
         ...
 
     def reachable(self) -> bool:
-        """Whether the directory itself is there."""
+        """Whether the directory itself is there, the same that `names` last saw."""
         ...
 
     def stamp(self, name: str) -> str | None:
@@ -72,7 +72,14 @@ class Folders(Protocol):
 
 
 class AdapterFolders:
-    """The real ones."""
+    """The real ones.
+
+    Args:
+        root: the watched directory; need not exist.
+        layout: the model that the adapters are for.
+        taken: names that no adapter may have.
+        max_bytes: a larger adapter is refused unread.
+    """
 
     def __init__(self, root: Path, layout: ModelLayout, *, taken: Collection[str], max_bytes: int) -> None:
         self._root = root
@@ -103,19 +110,18 @@ class AdapterFolders:
 
     def reachable(self) -> bool:
         try:
-            return self._root.is_dir() and self._root.stat().st_dev == (
-                self._device or self._root.stat().st_dev
-            )
+            found = self._root.stat()
         except OSError:
             return False
+        return stat.S_ISDIR(found.st_mode) and self._device in (None, found.st_dev)
 
     def stamp(self, name: str) -> str | None:
         if not name or is_temporary(name) or {"/", "\0"} & set(name):
             return None
-        path = os.path.join(self._root, name)
+        path = self._root / name
         digest = hashlib.blake2b(digest_size=16)
         try:
-            found = os.stat(path)
+            found = path.stat()
             if not stat.S_ISDIR(found.st_mode):
                 return None
             digest.update(_line("", found))
@@ -147,13 +153,13 @@ class AdapterFolders:
 
         return verify(self._root, name, content.snapshot)
 
-    def _lines(self, path: str) -> Iterator[bytes]:
+    def _lines(self, path: Path) -> Iterator[bytes]:
         """One line per file; temporary files of a copying tool count, they show that it is at work."""
-        if os.path.islink(path) and not Path(path).resolve().is_relative_to(self._root.resolve()):
+        if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
             # Nothing outside the directory is opened: the link itself is all there is to see.
-            yield _line(os.readlink(path), os.lstat(path))
+            yield _line(str(path.readlink()), path.lstat())
         else:
-            yield from _walk(path, _MAX_DEPTH)
+            yield from _walk(str(path), _MAX_DEPTH)
 
     def _say_unreachable(self, why: str) -> None:
         if not self._unreachable:

@@ -14,6 +14,8 @@ logger = logging.getLogger("lora_plugin")
 
 _POLL_SECONDS = 1.0
 """Between two rescans, at most, where file events are not used."""
+_SETTLING_SECONDS = 1.0
+"""How long the start waits for copies in progress, at least."""
 _SOON = 0.05
 _DEBOUNCE_SECONDS = 0.05
 """Events of one change come in a burst; a replacement by rename is two of them."""
@@ -29,7 +31,7 @@ class Watcher:
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:
         self._catalog = catalog
-        self._settling_seconds = max(1.0, 3 * settings.settle_seconds)
+        self._settling_seconds = max(_SETTLING_SECONDS, 3 * settings.settle_seconds)
         self._condition = threading.Condition()
         self._dirty: set[str] = set()
         self._stopping = False

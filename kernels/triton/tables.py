@@ -44,7 +44,7 @@ Table = tuple[tuple[int, Choice], ...]
 """(most rows of y, choice), ascending; the last choice holds beyond."""
 
 
-CUTS = ((16, 16, 8), (64, 16, 4), (DECODE_ROWS, 16, 2), (1024, 64, 4), (4096, 64, 2))
+CUTS = ((8, 16, 8), (64, 16, 4), (DECODE_ROWS, 16, 2), (1024, 64, 4), (4096, 64, 2))
 """(most rows of y, height, split): `in` is split while there are too few programs to fill a device."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from lora_plugin.kernels.runs import IntArray, Runs
@@ -34,6 +36,7 @@ class DeviceTiles:
         starts = np.cumsum([RECORD, *(RECORD * n for n in self._capacity.values())]).tolist()
         self._record_at = dict(zip(HEIGHTS, starts, strict=False))
         self._rows_at = starts[-1]
+        self._positions = np.arange(max_tokens, dtype=np.int32)
         self._pin = device.type == "cuda"
         self.buffer = torch.zeros(self._rows_at + max_tokens, dtype=torch.int32, device=device)
         self.rows = self.buffer[self._rows_at :]
@@ -53,41 +56,69 @@ class DeviceTiles:
         Raises:
             ValueError: more adapters than `max_adapters`, or a higher rank than `max_rank`.
         """
-        order = np.argsort(runs.lo, kind="stable")
-        start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
-        counts = runs.stop[order] - start
-        opens = np.flatnonzero(np.diff(lo, prepend=-1))
-        if len(opens) > self.max_adapters:
-            raise ValueError(f"{len(opens)} adapters, at most {self.max_adapters}")
-        if rank.max(initial=0) > self.scratch.max_rank:
-            raise ValueError(f"an adapter of rank {rank.max()}, at most {self.scratch.max_rank}")
-        ends = np.cumsum(counts)
-        rows = int(counts.sum())
+        step = _sort(runs)
+        self._check(step)
         # The pinned allocator hands a block out again only when its copy has passed, so steps may overlap.
-        host = torch.empty(self._rows_at + rows, dtype=torch.int32, pin_memory=self._pin)
-        packed = host.numpy()
-        packed[self._rows_at :] = np.repeat(start - (ends - counts), counts) + np.arange(rows)
-        totals = np.add.reduceat(counts, opens) if rows else counts
-        first = (ends - counts)[opens]
+        host = torch.empty(self._rows_at + step.rows, dtype=torch.int32, pin_memory=self._pin)
+        self._pack(host.numpy(), step)
+        self.buffer[: len(host)].copy_(host, non_blocking=True)
+
+    def _check(self, step: _Sorted) -> None:
+        if len(step.lo) > self.max_adapters:
+            raise ValueError(f"{len(step.lo)} adapters, at most {self.max_adapters}")
+        if step.rank.max(initial=0) > self.scratch.max_rank:
+            raise ValueError(f"an adapter of rank {step.rank.max()}, at most {self.scratch.max_rank}")
+
+    def _pack(self, packed: NDArray[np.int32], step: _Sorted) -> None:
+        shift = np.repeat(step.shift, step.counts)
+        np.add(shift, self._positions[: step.rows], out=packed[self._rows_at :])
         for index, height in enumerate(HEIGHTS):
-            fits = height == HEIGHTS[-1] or rows <= DECODE_ROWS
-            records = _cut(lo[opens], rank[opens], first, totals, height) if fits else _NONE
+            fits = height == HEIGHTS[-1] or step.rows <= DECODE_ROWS
+            records = _cut(step, height) if fits else _NONE
             packed[index] = len(records)
             at = self._record_at[height]
             packed[at : at + records.size] = records.reshape(-1)
-        self.buffer[: len(host)].copy_(host, non_blocking=True)
+
+
+class _Sorted(NamedTuple):
+    """Runs in the order of their adapters: per run what to add to positions for rows, and its rows; per
+    adapter its arena rows, its first position and its rows.
+    """
+
+    shift: NDArray[np.int32]
+    counts: IntArray
+    lo: IntArray
+    rank: IntArray
+    begins: IntArray
+    totals: IntArray
+    rows: int
+
+
+def _sort(runs: Runs) -> _Sorted:
+    order = np.argsort(runs.lo, kind="stable")
+    start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
+    counts = runs.stop[order] - start
+    new = np.ones(len(lo), dtype=bool)
+    np.not_equal(lo[1:], lo[:-1], out=new[1:])
+    opens = np.flatnonzero(new)
+    ends = np.cumsum(counts)
+    rows = int(ends[-1]) if len(ends) else 0
+    begins = ends - counts
+    shift = (start - begins).astype(np.int32)
+    firsts = begins[opens]
+    return _Sorted(shift, counts, lo[opens], rank[opens], firsts, np.diff(firsts, append=rows), rows)
 
 
 _NONE = np.empty((0, RECORD), dtype=np.int32)
 
 
-def _cut(lo: IntArray, rank: IntArray, first: IntArray, totals: IntArray, height: int) -> NDArray[np.int32]:
+def _cut(step: _Sorted, height: int) -> NDArray[np.int32]:
     """[tiles, 4] records: the adapters' rows in pieces of `height`."""
-    tiles = -(-totals // height)
+    tiles = -(-step.totals // height)
     adapter = np.repeat(np.arange(len(tiles)), tiles)
-    skipped = height * (np.arange(len(adapter)) - np.repeat(np.cumsum(tiles) - tiles, tiles))
+    skipped = height * (np.arange(len(adapter)) - (np.cumsum(tiles) - tiles)[adapter])
     records = np.empty((len(adapter), RECORD), dtype=np.int32)
-    records[:, 0], records[:, 1] = lo[adapter], rank[adapter]
-    records[:, 2] = first[adapter] + skipped
-    records[:, 3] = np.minimum(height, totals[adapter] - skipped)
+    records[:, 0], records[:, 1] = step.lo[adapter], step.rank[adapter]
+    records[:, 2] = step.begins[adapter] + skipped
+    np.minimum(step.totals[adapter] - skipped, height, out=records[:, 3], casting="unsafe")
     return records

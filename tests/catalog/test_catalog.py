@@ -27,6 +27,7 @@ import lora_plugin.adapter.load as reader
 from lora_plugin.adapter.digest import adapter_id
 from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
+from lora_plugin.folders import AdapterFolders
 from lora_plugin.state import FOLDER
 
 
@@ -244,6 +245,22 @@ def test_the_directory_gone_is_no_deletion(bench: Bench, caplog: pytest.LogCaptu
         bench.catalog.scan()
         assert len(caplog.records) == 2
     assert bench.kinds("a") == ["discovered", "listed"]
+
+
+def test_an_unmounted_directory_is_no_deletion(tmp_path: Path) -> None:
+    """What is left of a mount is an empty directory on another device."""
+    folders = AdapterFolders(tmp_path, LAYOUT, taken=(), max_bytes=1)
+    write_adapter(tmp_path / "a")
+    assert folders.names() == {"a"}
+    shutil.rmtree(tmp_path / "a")
+    assert folders.reachable()
+    assert folders.names() == set()
+    folders._device = tmp_path.stat().st_dev + 1
+    assert not folders.reachable()
+    assert folders.names() is None
+    write_adapter(tmp_path / "b")
+    assert folders.names() == {"b"}
+    assert folders.reachable()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes, write_adapter
 
+import lora_plugin.adapter.load as reader
 from lora_plugin.catalog import Catalog
 from lora_plugin.settings import Settings
 from lora_plugin.watcher import Watcher
@@ -61,6 +62,25 @@ def test_what_is_there_is_listed_before_the_start_ends(start: Start, tmp_path: P
     assert listed(catalog) == [f"a{number:03}" for number in range(100)]
     assert not catalog.pending()
     assert all(adapter.at_start for adapter in catalog.list())
+
+
+def test_a_slow_first_check_is_waited_for(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only copies in progress are given up after a while, never folders that wait for their check."""
+    monkeypatch.setattr("lora_plugin.watcher._SETTLING_SECONDS", 0.01)
+    for number in range(30):
+        write_adapter(tmp_path / "adapters" / f"a{number}")
+    inspect = reader.inspect
+
+    def slow(*args: Any) -> object:
+        time.sleep(0.01)
+        return inspect(*args)
+
+    monkeypatch.setattr(reader, "inspect", slow)
+    catalog, watcher = start(settle_seconds=0.001)
+    assert watcher.first_scan(30)
+    assert len(listed(catalog)) == 30
 
 
 def test_a_copy_in_progress_does_not_hold_the_start_up(start: Start, tmp_path: Path) -> None:

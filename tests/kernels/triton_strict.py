@@ -109,7 +109,7 @@ class StrictFunction(InterpretedFunction):
         builder.allow(*(arg for arg in args if isinstance(arg, torch.Tensor)))
         builder.stored.clear()
         identities = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        builder.launches.append((self.fn.__name__, grid, *identities, *kwargs.items()))
+        builder.launches.append((self.fn.__name__, grid, *identities, kwargs))
         _InPlace(self.rewrite(), self.arg_names, grid)(*args, **kwargs)
         stored = np.concatenate(builder.stored) if builder.stored else np.empty(0)
         if len(np.unique(stored)) != len(stored):
