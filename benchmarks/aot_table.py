@@ -59,11 +59,11 @@ class Usage(NamedTuple):
     matrix: str
 
 
-def builds(choice: Choice) -> Iterator[Build]:
-    """The kernels of one entry of a table, for a layer whose sizes are multiples of every tile."""
+def builds(choice: Choice, even: bool = True) -> Iterator[Build]:
+    """The kernels of one entry of a table; `even`: for a layer whose `in` is a multiple of shrink's steps."""
     tile = {"ROWS": choice.height}
     ranks, extent, warps, stages = choice.shrink
-    constants = {"SPLIT": choice.split, "RANKS": ranks, "DEPTH": extent, "EVEN": True}
+    constants = {"SPLIT": choice.split, "RANKS": ranks, "DEPTH": extent, "EVEN": even}
     yield Build(shrink, tile | constants, {"num_warps": warps, "num_stages": stages})
     yield Build(embed, tile | {"RANKS": 16}, {"num_warps": warps})
     ranks, extent, warps, stages = choice.expand
@@ -72,15 +72,14 @@ def builds(choice: Choice) -> Iterator[Build]:
 
 
 def compile_build(build: Build, target: GPUTarget, dtype: str) -> Any:
-    """Compiles as the launcher would: pointers and sizes are multiples of 16, `slices` of 8."""
+    """Compiles as the launcher would where addresses and sizes are multiples of 16."""
     types = {"x": dtype, "a": dtype, "y": dtype, "ids": "i64", "planes": "fp32", "slices": "i64"}
     types |= dict.fromkeys(("count", "records", "rows"), "i32")
     names = list(inspect.signature(build.kernel.fn).parameters)
     signature = {n: f"*{types[n]}" if n in types else "i32" for n in names} | dict.fromkeys(
         build.constants, "constexpr"
     )
-    aligned = [i for i, n in enumerate(names) if n not in build.constants and n != "count"]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in build.constants}
     source = ASTSource(build.kernel, signature, build.constants, attributes)
     return triton.compile(source, target=target, options=build.options)
 

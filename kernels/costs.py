@@ -20,8 +20,9 @@ class Costs(NamedTuple):
         wide_limit: multiplications up to which a product is done in float32.
         wide_tile, wide_element, wide_product: a float32 tile: fixed, per arena element, per multiplication.
         tile, element, product: the same for a tile in the serving dtype.
-        gather: copying a tile's rows in and out.
-        gather_rows: rows of a gathered tile at most; bounds its buffers.
+        gather: copying a tile's rows together and back.
+        restore: saving a tile's rows, and putting back those that are not its own.
+        copied_rows: rows of a tile that is gathered or restored, at most; bounds the buffers.
         gather_run: longer runs are computed where they lie.
     """
 
@@ -33,8 +34,9 @@ class Costs(NamedTuple):
     tile: float = 90.0
     element: float = 1e-4
     product: float = 2e-6
-    gather: float = 10.0
-    gather_rows: int = 64
+    gather: float = 12.0
+    restore: float = 5.0
+    copied_rows: int = 64
     gather_run: int = 16
 
     def of(self, rows: int, span: int) -> float:

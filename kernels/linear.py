@@ -83,10 +83,11 @@ class WideProduct:
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         self.x.copy_(x)
+        self.y.copy_(y)
         self.a.copy_(self.narrow_a)
         torch.mm(self.x, self.a_t, out=self.shrunk.raw)
         self.shrunk.mask()
         for part, shrunk, (narrow_b, b) in self.parts:
             b.copy_(narrow_b)
-            torch.mm(shrunk, b, out=part)
-        y.add_(self.y)
+            part.addmm_(shrunk, b)
+        y.copy_(self.y)

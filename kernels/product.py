@@ -34,6 +34,8 @@ def bind(weights: LayerWeights, tile: Tile, workspace: Workspace, wide_limit: fl
         inner = LinearProduct(weights, tile, workspace)
     if isinstance(tile.rows, Tensor):
         return _Gathered(inner, tile.rows, weights, workspace)
+    if tile.foreign is not None:
+        inner = _Restored(inner, tile.foreign, weights, workspace)
     return _Placed(inner, slice(*tile.rows))
 
 
@@ -45,6 +47,19 @@ class _Placed:
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         self.inner(y[self.rows], x[self.rows])
+
+
+class _Restored:
+    """Consecutive rows of which some are not to be changed: not even -0.0, which adding 0.0 would."""
+
+    def __init__(self, inner: Product, foreign: Tensor, weights: LayerWeights, workspace: Workspace) -> None:
+        self.inner, self.foreign = inner, foreign
+        self.before = workspace.view("y", len(foreign), sum(weights.widths))
+
+    def __call__(self, y: Tensor, x: Tensor) -> None:
+        self.before.copy_(y)
+        self.inner(y, x)
+        torch.where(self.foreign, self.before, y, out=y)
 
 
 class _Gathered:

@@ -17,7 +17,7 @@ class Workspace:
 
     Args:
         max_cells: the most batch rows times arena rows of a tile.
-        costs: bounds the gathered rows and the float32 products.
+        costs: bounds the copied rows and the float32 products.
     """
 
     def __init__(self, max_cells: int, costs: Costs, device: torch.device, dtype: torch.dtype) -> None:
@@ -27,11 +27,11 @@ class Workspace:
 
     def reserve(self, weights: LayerWeights) -> None:
         """Makes room for a layer."""
-        slices, gather_rows = len(weights.b), self._costs.gather_rows
+        slices, copied_rows = len(weights.b), self._costs.copied_rows
         self._grow(self.max_cells * slices, "raw", "shrunk")
-        self._grow(gather_rows * sum(weights.widths), "y")
+        self._grow(copied_rows * sum(weights.widths), "y")
         if weights.kind == "linear":
-            self._grow(gather_rows * weights.in_features, "x")
+            self._grow(copied_rows * weights.in_features, "x")
             wide = int(self._costs.wide_limit)
             self._grow(wide, "wide_x", "wide_a", "wide_b", "wide_raw", "wide_shrunk")
             self._grow(wide * slices, "wide_y")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from lora_plugin.kernels.triton.shrink import read_tile
+from lora_plugin.kernels.triton.shrink import point_at_rows, read_tile
 
 
 @triton.jit
@@ -66,6 +66,11 @@ def expand(
     in_slice = (n < width)[None, :]
     b_tile = b + first_row.to(tl.int64) * width
     shrunk = planes + piece.to(tl.int64) * plane_size + position.to(tl.int64) * pitch
+    columns = (first_column + n)[None, :]
+    mask = in_tile & in_slice
+    if ROWS == 16:  # early, beside the loads of the loop: a large tile has no registers for it
+        out = point_at_rows(y, y_stride, rows + position, height, ROWS) + columns
+        base = tl.load(out, mask=mask, other=0.0)
     total = tl.full((ROWS, COLS), 0.0, tl.float32)
     for start in tl.range(0, rank, RANKS):
         ranks = start + r
@@ -77,8 +82,7 @@ def expand(
         b_mask = (ranks < rank)[:, None] & in_slice
         b_part = tl.load(b_tile + ranks[:, None] * width + n[None, :], mask=b_mask, other=0.0)
         total = tl.dot(s.to(b_part.dtype), b_part, total, input_precision="ieee")
-    row = tl.load(rows + position + m, mask=m < height, other=0)
-    out = y + row.to(tl.int64)[:, None] * y_stride + (first_column + n)[None, :]
-    mask = in_tile & in_slice
-    base = tl.load(out, mask=mask, other=0.0)
+    if ROWS > 16:
+        out = point_at_rows(y, y_stride, rows + position, height, ROWS) + columns
+        base = tl.load(out, mask=mask, other=0.0)
     tl.store(out, (base.to(tl.float32) + total).to(base.dtype), mask=mask)

@@ -44,20 +44,22 @@ class DeviceLayer:
         """
         self._check(y, x)
         if y.shape[0]:
-            self._launch(y, x, choose_shape(self.arch, y.shape[0], y.dtype))
+            choice = choose_shape(self.arch, y.shape[0], y.dtype)
+            self._launch(y, x, choice, *self.tiles.of(choice.height))
 
     def warm_up(self) -> None:
-        """Compiles every kernel that a call may need, before the first step: no tile may be live."""
+        """Compiles every kernel that a call may need, by launches over no tile."""
         a = self.weights.a
         y = a.new_zeros(1, sum(self.weights.widths))
         embedding = self.weights.kind == "embedding"
         x = a.new_zeros(1, dtype=torch.int32) if embedding else a.new_zeros(1, a.shape[2])
         for most, _ in TABLES.get(self.arch, OTHER):
-            self._launch(y, x, choose_shape(self.arch, most, y.dtype))
+            choice = choose_shape(self.arch, most, y.dtype)
+            count, records = self.tiles.of(choice.height)
+            self._launch(y, x, choice, torch.zeros_like(count), records)
 
-    def _launch(self, y: Tensor, x: Tensor, choice: Choice) -> None:
+    def _launch(self, y: Tensor, x: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
         split = self._split(choice)
-        count, records = self.tiles.of(choice.height)
         step = (count, records, self.tiles.rows)
         tiles = self.tiles.bound(min(y.shape[0], self.tiles.max_tokens), choice.height)
         if self.weights.kind == "embedding":

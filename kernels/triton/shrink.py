@@ -23,6 +23,16 @@ def read_tile(count: tl.tensor, records: tl.tensor, index: tl.tensor) -> tuple[t
 
 
 @triton.jit
+def point_at_rows(
+    base: tl.tensor, stride: tl.tensor, rows: tl.tensor, height: tl.tensor, ROWS: tl.constexpr
+) -> tl.tensor:
+    """[ROWS, 1] where a tile's rows begin; the first row of all past its height."""
+    m = tl.arange(0, ROWS)
+    row = tl.load(rows + m, mask=m < height, other=0)
+    return base + row.to(tl.int64)[:, None] * stride
+
+
+@triton.jit
 def shrink(
     x: tl.tensor,
     a: tl.tensor,
@@ -56,8 +66,7 @@ def shrink(
     first_row, rank, position, height = read_tile(count, records, tl.program_id(0))
     m, r, d = tl.arange(0, ROWS), tl.arange(0, RANKS), tl.arange(0, DEPTH)
     in_tile = (m < height)[:, None]
-    row = tl.load(rows + position + m, mask=m < height, other=0)
-    x_tile = x + row.to(tl.int64)[:, None] * x_stride
+    x_tile = point_at_rows(x, x_stride, rows + position, height, ROWS)
     a_tile = a + first_row.to(tl.int64) * a_stride + piece * in_features
     plane = part * tl.num_programs(2) + piece
     out = planes + plane.to(tl.int64) * plane_size + position.to(tl.int64) * pitch

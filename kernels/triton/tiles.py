@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 RECORD = 4
-"""int32 per tile: first arena row, rank, first position, rows."""
+"""int32 per tile: first arena row, rank, first position, rows. Counts are as far apart, for alignment."""
 
 
 class DeviceTiles:
@@ -33,7 +33,7 @@ class DeviceTiles:
         self.scratch = Scratch(max_rank, max_tokens, device)
         most = {16: min(max_tokens, DECODE_ROWS), 64: max_tokens}
         self._capacity = {height: self.bound(most[height], height) for height in HEIGHTS}
-        starts = np.cumsum([RECORD, *(RECORD * n for n in self._capacity.values())]).tolist()
+        starts = np.cumsum([RECORD * len(HEIGHTS), *(RECORD * n for n in self._capacity.values())]).tolist()
         self._record_at = dict(zip(HEIGHTS, starts, strict=False))
         self._rows_at = starts[-1]
         self._positions = np.arange(max_tokens, dtype=np.int32)
@@ -47,8 +47,8 @@ class DeviceTiles:
 
     def of(self, height: int) -> tuple[Tensor, Tensor]:
         """The count [1] and the records [tiles x 4] of a list, as views of the buffer."""
-        index, start = HEIGHTS.index(height), self._record_at[height]
-        return self.buffer[index : index + 1], self.buffer[start : start + RECORD * self._capacity[height]]
+        count, start = RECORD * HEIGHTS.index(height), self._record_at[height]
+        return self.buffer[count : count + 1], self.buffer[start : start + RECORD * self._capacity[height]]
 
     def update(self, runs: Runs) -> None:
         """Describes the next step.
@@ -75,7 +75,7 @@ class DeviceTiles:
         for index, height in enumerate(HEIGHTS):
             fits = height == HEIGHTS[-1] or step.rows <= DECODE_ROWS
             records = _cut(step, height) if fits else _NONE
-            packed[index] = len(records)
+            packed[RECORD * index] = len(records)
             at = self._record_at[height]
             packed[at : at + records.size] = records.reshape(-1)
 

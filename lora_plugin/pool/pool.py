@@ -151,12 +151,13 @@ class AdapterPool:
         return self._journal.take()
 
     def acquire(self, request_id: str, adapter_id: int) -> None:
-        """An unfinished request uses the version from now on; twice is once."""
+        """An unfinished request uses the version from now on, which ends its lease; twice is once."""
         if not self._references.acquire(request_id, adapter_id):
             return
         entry = self._entries.get(adapter_id)
         self._journal.arrived(entry)
         if entry is not None:
+            entry.hold_until = float("-inf")
             self._touch(entry)
 
     def release(self, request_id: str) -> None:

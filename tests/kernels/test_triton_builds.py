@@ -18,6 +18,14 @@ def _few() -> Iterator[tuple[str, int]]:
     yield from (("sm_80", 3), ("sm_90", 0), ("sm_90", 3), ("gfx942", 0), ("gfx942", 3))
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_steps_past_the_end_of_in_build_without_spills(arch: str) -> None:
+    target, _ = aot_table.TARGETS[arch]
+    for entry in (0, -1):
+        build = next(aot_table.builds(TABLES[arch][entry][1], even=False))
+        assert aot_table.usage(aot_table.compile_build(build, target, "bf16"), target).spills == 0
+
+
 @pytest.mark.parametrize(("arch", "entry"), _few())
 def test_no_spills_and_shared_memory_within_the_device(arch: str, entry: int) -> None:
     target, limit = aot_table.TARGETS[arch]

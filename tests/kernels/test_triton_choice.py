@@ -57,7 +57,10 @@ def test_the_op_launches_for_any_step(registered: tuple[Subject, Batch, int]) ->
 
 def test_warm_up_compiles_every_cut_and_changes_nothing() -> None:
     subject = Subject((8, 24), 64, (48,), torch.bfloat16)
+    subject.set_step(Step((0, 1), (9, 9)))
+    subject.tiles.scratch.planes.fill_(torch.nan)
     with interpreted(shrink, expand) as builder:
         builder.allow(*subject.weights.b)
         subject.layer.warm_up()
     assert {launch[-1]["ROWS"] for launch in builder.launches} == {16, 64}
+    assert subject.tiles.scratch.planes.isnan().all()

@@ -155,7 +155,7 @@ MUTANTS = {
     ),
     "rows of nobody": (expand, "mask = in_tile & in_slice", "mask = (m < 16)[:, None] & in_slice"),
     "past the end of x": (shrink, "x_mask = in_tile & (k + d < in_features)[None, :]", "x_mask = in_tile"),
-    "another order": (shrink, "tl.load(rows + position + m,", "tl.load(rows + m,"),
+    "another order": (shrink, "x_stride, rows + position,", "x_stride, rows,"),
     "no other": (shrink, "mask=a_mask, other=0.0)", "mask=a_mask)"),
     "truncated rank": (shrink, "chunks = (rank + RANKS - 1) // RANKS", "chunks = rank // RANKS"),
 }
@@ -163,9 +163,8 @@ MUTANTS = {
 
 NARROW = {
     "A": (shrink, "first_row.to(tl.int64) * a_stride"),
-    "x": (shrink, "row.to(tl.int64)[:, None] * x_stride"),
+    "x": (shrink, "row.to(tl.int64)[:, None] * stride"),
     "B": (expand, "first_row.to(tl.int64) * width"),
-    "y": (expand, "row.to(tl.int64)[:, None] * y_stride"),
 }
 
 

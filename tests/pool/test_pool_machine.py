@@ -167,6 +167,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.release(request)
         self.pool.acquire(request, adapter_id)
         self.requests[request] = adapter_id
+        self.leases.pop(adapter_id, None)
         if self.host_state(adapter_id) is Host.READY:
             self.safe.add(adapter_id)
 

@@ -15,7 +15,7 @@ import pytest
 from server import BASE, Server
 from tiny import logprobs, make_adapter, tokenizer
 
-FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16")
+FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16", "--max-model-len", "2048")
 # Small enough that eight adapters do not fit: they are evicted from the host cache, too.
 ENV = {"LORA_PLUGIN_HOST_MEMORY": "2MiB"}
 
@@ -111,7 +111,7 @@ def test_running_requests_keep_their_version(
     folder = server.drop(sources["alpha"], "alpha")
     server.wait_listed("alpha")
     answers = []
-    running = threading.Thread(target=lambda: answers.append(server.complete("alpha", prompt, 950)))
+    running = threading.Thread(target=lambda: answers.append(server.complete("alpha", prompt, 1900)))
     running.start()
     server.wait_for(lambda: server.admin("/v1/adapters/alpha")[1]["requests"] == 1, 20, "the request to run")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -120,15 +120,17 @@ def test_running_requests_keep_their_version(
         lambda: server.admin("/v1/adapters/alpha")[1]["rank"] == 16, 10, "the new version to be listed"
     )
     assert expect_new < 5
-    expect(server, model, sources["gamma"], "alpha", prompt)
+    newer = server.complete("alpha", prompt, 8)
     shutil.rmtree(folder)
-    server.wait_gone("alpha")
+    server.wait_gone("alpha", 1)
     with pytest.raises(openai.NotFoundError):
         server.complete("alpha", prompt)
     assert running.is_alive()
-    running.join(60)
+    running.join(120)
+    expected = logprobs(model, sources["gamma"], prompt, newer.output)
+    assert newer.logprobs == pytest.approx(expected, abs=2e-4)
     (answer,) = answers
-    assert len(answer.output) == 950
+    assert len(answer.output) == 1900
     expected = logprobs(model, sources["alpha"], prompt, answer.output)
     assert answer.logprobs == pytest.approx(expected, abs=5e-4)
 
