@@ -36,7 +36,7 @@ TARGETS = {
 """The target of each table and the KB of shared memory that a block may have."""
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 DTYPES = ("bfloat16", "float32")
-"""Those of the document; float16 takes what bfloat16 takes."""
+"""Those of the document; float16 takes what bfloat16 takes, within a few registers."""
 SLICES = 3
 MARKERS = ("<!-- aot table -->", "<!-- end of aot table -->")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
-from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.layer import LayerWeights, Shape
 from lora_plugin.kernels.plan import Tile, make_plan
+from lora_plugin.kernels.product import Product, make_product
 from lora_plugin.kernels.runs import IntArray, find_runs
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 from lora_plugin.kernels.workspace import Workspace
@@ -54,6 +55,7 @@ class Batch:
         self.num_adapters = 0
         self._widths: list[int] = []
         self.plan: tuple[Tile, ...] = ()
+        self._products: dict[Shape, tuple[Product, ...]] = {}
         self.tiles: DeviceTiles | None = None
         if choose(kernels, self.device.type) == "triton":
             self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
@@ -82,6 +84,7 @@ class Batch:
         self._check(*inputs)
         runs = find_runs(*inputs)
         if self.tiles is None:
+            self._products = {}
             self.plan = make_plan(runs, self.costs, self.workspace.max_cells, self.device)
         else:
             self.tiles.update(runs)
@@ -93,10 +96,20 @@ class Batch:
         """Takes a layer into account: its buffers, and its width in the plan's costs."""
         if self.tiles is not None:
             return
-        self.workspace.reserve(weights)
-        if weights.kind == "linear":
-            self._widths.append(len(weights.b) * weights.in_features + sum(weights.widths))
+        shape = weights.shape
+        self.workspace.reserve(shape)
+        if shape.kind == "linear":
+            self._widths.append(shape.slices * shape.in_features + sum(shape.widths))
             self.costs = self.costs._replace(width=sum(self._widths) / len(self._widths))
+
+    def products(self, shape: Shape) -> tuple[Product, ...]:
+        """The plan's tiles for layers of this shape, which share them."""
+        if shape not in self._products:
+            limit = self.costs.wide_limit
+            self._products[shape] = tuple(
+                make_product(shape, tile, self.workspace, limit) for tile in self.plan
+            )
+        return self._products[shape]
 
     def row_adapters(self) -> NDArray[np.int32]:
         """[num_rows] the adapter of each row, -1 for the base model."""

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+Kind = Literal["linear", "embedding"]
+
+
+class Shape(NamedTuple):
+    """What layers have in common that can be computed alike."""
+
+    kind: Kind
+    in_features: int
+    widths: tuple[int, ...]
+
+    @property
+    def slices(self) -> int:
+        return len(self.widths)
 
 
 @dataclass(frozen=True)
@@ -23,7 +38,7 @@ class LayerWeights:
 
     a: Tensor
     b: tuple[Tensor, ...]
-    kind: Literal["linear", "embedding"] = "linear"
+    kind: Kind = "linear"
 
     def __post_init__(self) -> None:
         if self.a.dim() != 3 or self.a.shape[1] != len(self.b) or not self.a.is_contiguous():
@@ -42,9 +57,17 @@ class LayerWeights:
 
     @property
     def in_features(self) -> int:
-        return self.a.shape[2]
+        return self.shape.in_features
 
     @property
-    def widths(self) -> list[int]:
+    def widths(self) -> tuple[int, ...]:
         """The output width of each slice."""
-        return [b.shape[1] for b in self.b]
+        return self.shape.widths
+
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(self.kind, self.a.shape[2], tuple(b.shape[1] for b in self.b))
+
+    def span(self, lo: int, hi: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Views of the arena rows [lo, hi): A [rows * slices, in], and each slice's B [rows, out]."""
+        return self.a[lo:hi].flatten(0, 1), tuple(b[lo:hi] for b in self.b)

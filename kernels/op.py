@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from lora_plugin.kernels.batch import Batch
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.plan import Tile
-from lora_plugin.kernels.product import Product, bind
+from lora_plugin.kernels.product import Product
 from torch import Tensor
 
 
 class _Registered:
-    """A layer with its batch, and the products of the plan it last saw; or its launches."""
+    """A layer with its batch, and the steps of the plan it last saw; or its launches."""
 
-    __slots__ = ("batch", "launch", "plan", "products", "weights")
+    __slots__ = ("batch", "launch", "plan", "steps", "weights")
 
     def __init__(self, weights: LayerWeights, batch: Batch) -> None:
         self.weights, self.batch = weights, batch
         self.launch = _launches(weights, batch)
         self.plan: tuple[Tile, ...] = ()
-        self.products: list[Product] = []
+        self.steps: list[tuple[Product, Tensor, tuple[Tensor, ...]]] = []
 
     def run(self, y: Tensor, x: Tensor) -> None:
         plan = self.batch.plan
         if plan is not self.plan:
             self.bind(plan, y, x)
-        for product in self.products:
-            product(y, x)
+        for product, a, bs in self.steps:
+            product(y, x, a, bs)
 
     def bind(self, plan: tuple[Tile, ...], y: Tensor, x: Tensor) -> None:
         """Once per plan: what calls in the same place have in common is checked here, not in each."""
@@ -35,12 +38,14 @@ class _Registered:
             raise ValueError(f"y must be {self.batch.dtype} [rows, {width}], not {y.dtype} {tuple(y.shape)}")
         if y.requires_grad or x.requires_grad:
             raise ValueError("adapters are served, not trained: call this under torch.inference_mode")
-        batch = self.batch
-        self.products = [bind(self.weights, tile, batch.workspace, batch.costs.wide_limit) for tile in plan]
+        products = self.batch.products(self.weights.shape)
+        self.steps = [
+            (product, *self.weights.span(*tile.span)) for product, tile in zip(products, plan, strict=True)
+        ]
         self.plan = plan
 
 
-def _launches(weights: LayerWeights, batch: Batch) -> Product | None:
+def _launches(weights: LayerWeights, batch: Batch) -> Callable[[Tensor, Tensor], None] | None:
     """The layer's Triton kernels, compiled; None when torch computes."""
     if batch.tiles is None:
         return None
@@ -92,7 +97,8 @@ def _nothing(y: Tensor, x: Tensor, handle: int) -> None:
     return None
 
 
-_library = torch.library.Library("lora_plugin", "DEF")
+_untyped: Any = torch.library
+_library = _untyped.Library("lora_plugin", "DEF")
 for _name, _input in (("lora_apply", "x"), ("lora_embed", "ids")):
     _library.define(f"{_name}(Tensor(a!) y, Tensor {_input}, int handle) -> ()")
     _library.impl(_name, _apply, "CPU")

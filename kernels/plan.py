@@ -38,6 +38,11 @@ class Tile:
     dead: Tensor | None = None
     foreign: Tensor | None = None
 
+    @property
+    def height(self) -> int:
+        """Arena rows of the span."""
+        return self.span[1] - self.span[0]
+
 
 class _Group(NamedTuple):
     """Runs that share a tile.

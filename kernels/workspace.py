@@ -6,7 +6,7 @@ import math
 
 import torch
 from lora_plugin.kernels.costs import Costs
-from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.layer import Shape
 from torch import Tensor
 
 
@@ -22,16 +22,16 @@ class Workspace:
 
     def __init__(self, max_cells: int, costs: Costs, device: torch.device, dtype: torch.dtype) -> None:
         self.max_cells, self._costs = max_cells, costs
-        self._device, self._dtype = device, dtype
+        self._device, self.dtype = device, dtype
         self._flat: dict[str, Tensor] = {}
 
-    def reserve(self, weights: LayerWeights) -> None:
-        """Makes room for a layer."""
-        slices, copied_rows = len(weights.b), self._costs.copied_rows
+    def reserve(self, shape: Shape) -> None:
+        """Makes room for layers of this shape."""
+        slices, copied_rows = shape.slices, self._costs.copied_rows
         self._grow(self.max_cells * slices, "raw", "shrunk")
-        self._grow(copied_rows * sum(weights.widths), "y")
-        if weights.kind == "linear":
-            self._grow(copied_rows * weights.in_features, "x")
+        self._grow(copied_rows * sum(shape.widths), "y")
+        if shape.kind == "linear":
+            self._grow(copied_rows * shape.in_features, "x")
             wide = int(self._costs.wide_limit)
             self._grow(wide, "wide_x", "wide_a", "wide_b", "wide_raw", "wide_shrunk")
             self._grow(wide * slices, "wide_y")
@@ -43,5 +43,5 @@ class Workspace:
     def _grow(self, size: int, *names: str) -> None:
         for name in names:
             if name not in self._flat or self._flat[name].numel() < size:
-                dtype = torch.float32 if name.startswith("wide_") else self._dtype
+                dtype = torch.float32 if name.startswith("wide_") else self.dtype
                 self._flat[name] = torch.empty(size, device=self._device, dtype=dtype)

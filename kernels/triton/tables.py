@@ -12,7 +12,7 @@ DECODE_ROWS = 256
 """Up to this many rows of y, launches may use small tiles."""
 
 
-class Shape(NamedTuple):
+class TileShape(NamedTuple):
     """One kernel's tile and its launch options.
 
     Attributes:
@@ -36,8 +36,8 @@ class Choice(NamedTuple):
 
     height: int
     split: int
-    shrink: Shape
-    expand: Shape
+    shrink: TileShape
+    expand: TileShape
 
 
 Table = tuple[tuple[int, Choice], ...]
@@ -48,7 +48,7 @@ CUTS = ((8, 16, 8), (64, 16, 4), (DECODE_ROWS, 16, 2), (1024, 64, 4), (4096, 64,
 """(most rows of y, height, split): `in` is split while there are too few programs to fill a device."""
 
 
-def _table(shrink: Shape, expand: Shape, large_shrink: Shape, large_expand: Shape) -> Table:
+def _table(shrink: TileShape, expand: TileShape, large_shrink: TileShape, large_expand: TileShape) -> Table:
     """The same cuts with an architecture's shapes for small and large tiles."""
     shapes = {16: (shrink, expand), 64: (large_shrink, large_expand)}
     cuts = (*CUTS, (1 << 31, 64, 1))
@@ -56,12 +56,22 @@ def _table(shrink: Shape, expand: Shape, large_shrink: Shape, large_expand: Shap
 
 
 TABLES: dict[str, Table] = {
-    "sm_80": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 3), Shape(16, 128, 8, 2)),
-    "sm_90": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 2)),
-    "sm_100": _table(Shape(16, 256, 4, 3), Shape(16, 128, 4, 2), Shape(64, 64, 4, 4), Shape(32, 128, 4, 2)),
-    "gfx942": _table(Shape(16, 256, 4, 2), Shape(16, 128, 4, 2), Shape(64, 64, 4, 2), Shape(32, 128, 4, 2)),
+    "sm_80": _table(
+        TileShape(16, 256, 4, 3), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 3), TileShape(16, 128, 8, 2)
+    ),
+    "sm_90": _table(
+        TileShape(16, 256, 4, 3), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 4), TileShape(32, 128, 4, 2)
+    ),
+    "sm_100": _table(
+        TileShape(16, 256, 4, 3), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 4), TileShape(32, 128, 4, 2)
+    ),
+    "gfx942": _table(
+        TileShape(16, 256, 4, 2), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 2), TileShape(32, 128, 4, 2)
+    ),
 }
-OTHER = _table(Shape(16, 128, 4, 2), Shape(16, 64, 4, 2), Shape(64, 32, 4, 2), Shape(32, 64, 4, 2))
+OTHER = _table(
+    TileShape(16, 128, 4, 2), TileShape(16, 64, 4, 2), TileShape(64, 32, 4, 2), TileShape(32, 64, 4, 2)
+)
 """For an architecture without a table: fits 48 KB of shared memory in any dtype."""
 
 

@@ -1,0 +1,117 @@
+"""Random arenas and steps, and what the ops should make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lora_plugin.kernels import reference
+from lora_plugin.kernels.costs import DEFAULT, Costs
+from torch import Tensor
+
+from lora_plugin import kernels
+
+GARBAGE = 3e4
+"""In every arena row that no adapter owns; with it, a product overflows in float16."""
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float16: {"rtol": 2e-3, "atol": 4e-3},
+    torch.bfloat16: {"rtol": 1e-2, "atol": 3e-2},
+}
+STRATEGIES = {
+    "default": DEFAULT,
+    "one tile": DEFAULT._replace(tile=1e9, wide_tile=1e9, gather=1e9),
+    "a tile per run": DEFAULT._replace(tile=0, wide_tile=0, gather=1e9, restore=1e9),
+    "gathered": DEFAULT._replace(tile=1e9, wide_tile=1e9, gather=0, restore=1e12, gather_run=1000),
+    "never float32": DEFAULT._replace(wide_limit=0),
+    "float32": DEFAULT._replace(wide_limit=4e6),
+}
+
+
+def extents(ranks: Sequence[int], gap: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    """First rows, ranks, and the size of an arena that holds them, each rounded up to 8 rows."""
+    sizes = (np.asarray(ranks) + 7) // 8 * 8 + gap
+    first_rows = np.cumsum(sizes) - sizes
+    return first_rows.astype(np.int32), np.asarray(ranks, dtype=np.int32), int(sizes.sum())
+
+
+def random_layer(
+    first_rows: np.ndarray,
+    ranks: np.ndarray,
+    rows: int,
+    inputs: int,
+    widths: Sequence[int],
+    dtype: torch.dtype,
+    kind: str = "linear",
+) -> kernels.LayerWeights:
+    """Adapters whose outputs are of order one, among garbage."""
+    a = torch.full((rows, len(widths), inputs), GARBAGE)
+    bs = [torch.full((rows, width), GARBAGE) for width in widths]
+    for first, rank in zip(first_rows.tolist(), ranks.tolist(), strict=True):
+        own = slice(first, first + rank)
+        scale = 1.0 if kind == "embedding" else inputs**-0.5
+        a[own] = torch.randn(rank, len(widths), inputs) * scale
+        for b in bs:
+            b[own] = torch.randn(rank, b.shape[1]) * rank**-0.5
+    return kernels.LayerWeights(a.to(dtype), tuple(b.to(dtype) for b in bs), kind)  # type: ignore[arg-type]
+
+
+@dataclass
+class Step:
+    """A batch that has been told of its step."""
+
+    batch: kernels.Batch
+    rows: list[tuple[int, int] | None]
+
+    @property
+    def base_rows(self) -> list[int]:
+        return [row for row, extent in enumerate(self.rows) if extent is None]
+
+
+def make_step(
+    adapters: np.ndarray,
+    counts: np.ndarray,
+    first_rows: np.ndarray,
+    ranks: np.ndarray,
+    arena_rows: int,
+    dtype: torch.dtype,
+    costs: Costs = DEFAULT,
+) -> Step:
+    batch = kernels.Batch(256, 256, len(ranks), arena_rows, "cpu", dtype, costs)
+    step = Step(batch, [])
+    change_step(step, adapters, counts, first_rows, ranks)
+    return step
+
+
+def change_step(
+    step: Step, adapters: np.ndarray, counts: np.ndarray, first_rows: np.ndarray, ranks: np.ndarray
+) -> None:
+    step.batch.update(adapters, counts, first_rows, ranks)
+    step.rows = [
+        None if adapter < 0 else (int(first_rows[adapter]), int(first_rows[adapter] + ranks[adapter]))
+        for adapter, count in zip(adapters, counts, strict=True)
+        for _ in range(count)
+    ]
+
+
+def check_apply(step: Step, weights: kernels.LayerWeights, handle: int, padding: int = 2) -> None:
+    """Applies to random rows, some of them hostile, and compares with the reference."""
+    tokens = len(step.rows)
+    x = torch.randn(tokens + padding, weights.in_features).to(step.batch.dtype)
+    y = torch.randn(tokens + padding, sum(weights.widths)).to(step.batch.dtype)
+    untouched = [*step.base_rows, *range(tokens, tokens + padding)]
+    for i, row in enumerate(untouched):
+        x[row] = (torch.inf, torch.nan, 1.0)[i % 3]
+        y[row] = (-0.0, -torch.inf, 1.5)[i % 3]
+    before = y.clone()
+    expected = reference.lora_apply(y, x, weights, step.rows)
+    torch.ops.lora_plugin.lora_apply(y, x, handle)
+    check_result(y, before, expected, untouched)
+
+
+def check_result(y: Tensor, before: Tensor, expected: Tensor, untouched: list[int]) -> None:
+    torch.testing.assert_close(y.double(), expected, **TOLERANCE[y.dtype])
+    bits = torch.int32 if y.dtype == torch.float32 else torch.int16
+    assert torch.equal(y[untouched].view(bits), before[untouched].view(bits))
