@@ -30,7 +30,7 @@ EXAMPLES = Path(__file__).resolve().parent
 CACHE = EXAMPLES.parent / ".cache"
 MODEL = CACHE / "SmolLM2-135M-Instruct"
 ADAPTERS = ("pirate", "shakespeare", "robot")
-QUESTION = "What is the capital of France?"  # not one that the adapters were trained on
+QUESTION = "Why is the sky blue?"  # not one that the adapters were trained on
 
 
 def sign_of(style: str) -> str:

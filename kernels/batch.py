@@ -7,7 +7,7 @@ import torch
 from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.layer import LayerWeights, Shape
-from lora_plugin.kernels.plan import Tile, make_plan
+from lora_plugin.kernels.plan import Planner, Tile
 from lora_plugin.kernels.product import Product, make_product
 from lora_plugin.kernels.runs import IntArray, find_runs
 from lora_plugin.kernels.triton.tiles import DeviceTiles
@@ -85,7 +85,8 @@ class Batch:
         runs = find_runs(*inputs)
         if self.tiles is None:
             self._products = {}
-            self.plan = make_plan(runs, self.costs, self.workspace.max_cells, self.device)
+            planner = Planner(self.costs, self.arena_rows, self.workspace.max_cells, self.device)
+            self.plan = planner.plan(runs)
         else:
             self.tiles.update(runs)
         self.num_rows = int(counts.sum())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WIDE_PRODUCTS = 800_000
-"""Up to so many multiplications a product is faster in float32, casts included: oneDNN takes about 20 us to
-look up a 16-bit product, whatever its size, MKL's float32 one starts in 1 us."""
+"""Up to so many multiplications a 16-bit product is faster in float32, casts included: oneDNN takes 20 us to
+begin one, whatever its size, MKL's float32 product a few."""
 
 
 class Costs(NamedTuple):

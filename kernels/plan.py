@@ -8,14 +8,13 @@ Which runs share a tile is a matter of cost: see `Costs`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lora_plugin.kernels.costs import Costs
-from lora_plugin.kernels.runs import Runs
+from lora_plugin.kernels.runs import IntArray, Runs
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class Tile:
         rows: the batch rows: [start, stop), or int64 indices.
         count: how many.
         span: [lo, hi) of the arena.
-        dead: bool [count, hi - lo], true where the row does not use the arena row; None when all do.
+        dead: bool [count or 1, hi - lo], true where the row does not use the arena row; None when all do.
         foreign: bool [count, 1], true for rows between the tile's own, which must stay as they are; or None.
     """
 
@@ -88,79 +87,99 @@ class _Group(NamedTuple):
         )
 
 
-def make_plan(runs: Runs, costs: Costs, max_cells: int, device: torch.device) -> tuple[Tile, ...]:
-    """The cheaper of two ways: every run where it lies, or the short ones gathered.
+class Planner:
+    """Makes plans for one batch.
 
     Args:
+        arena_rows: rows of the arena.
         max_cells: batch rows times arena rows that the workspace holds for a tile.
     """
-    columns = (column.tolist() for column in runs)
-    groups = [
-        _Group((i,), start, stop, stop - start, lo, hi)
-        for i, (start, stop, lo, hi) in enumerate(zip(*columns, strict=True))
-    ]
-    return tuple(
-        tile
-        for group in _arrange(groups, costs, max_cells)
-        for tile in (_cut(group, max_cells) if len(group.runs) == 1 else (_mask(group, runs, device),))
-    )
 
+    def __init__(self, costs: Costs, arena_rows: int, max_cells: int, device: torch.device) -> None:
+        self.costs, self.arena_rows, self.max_cells, self.device = costs, arena_rows, max_cells, device
 
-def _arrange(groups: list[_Group], costs: Costs, max_cells: int) -> list[_Group]:
-    placed = _merge(groups, costs, max_cells)
-    if len(placed) < 2:
-        return placed
-    short = [group._replace(gathered=True) for group in groups if group.own <= costs.gather_run]
-    short.sort(key=lambda group: group.lo)
-    long = [group for group in groups if group.own > costs.gather_run]
-    mixed = _merge(long, costs, max_cells) + _merge(short, costs, max_cells)
-    return min(placed, mixed, key=lambda way: sum(group.cost(costs) for group in way))
+    def plan(self, runs: Runs) -> tuple[Tile, ...]:
+        """The cheaper of two ways: every run where it lies, or the short ones gathered."""
+        columns = (column.tolist() for column in runs)
+        groups = [
+            _Group((i,), start, stop, stop - start, *self._aligned(lo, hi))
+            for i, (start, stop, lo, hi) in enumerate(zip(*columns, strict=True))
+        ]
+        tiles: list[Tile] = []
+        for group in self._arrange(groups):
+            tiles += self._cut(group, runs) if len(group.runs) == 1 else [self._mask(group, runs)]
+        return tuple(tiles)
 
+    def _aligned(self, lo: int, hi: int) -> tuple[int, int]:
+        """The span widened to multiples of 8 rows, where the arena has them.
 
-def _merge(groups: Sequence[_Group], costs: Costs, max_cells: int) -> list[_Group]:
-    """Joins neighbours in the list while one tile costs less than two."""
-    merged = list(groups[:1])
-    for group in groups[1:]:
-        last = merged[-1]
-        both = last.joined(group)
+        Over other inner sizes a bfloat16 product of oneDNN reads on into the next row, times zero: that
+        row's infinities become NaN in this one.
+        """
+        return lo // 8 * 8, min((hi + 7) // 8 * 8, self.arena_rows)
+
+    def _arrange(self, groups: list[_Group]) -> list[_Group]:
+        placed = self._merge(groups)
+        if len(placed) < 2:
+            return placed
+        limit = self.costs.gather_run
+        short = [group._replace(gathered=True) for group in groups if group.own <= limit]
+        short.sort(key=lambda group: group.lo)
+        mixed = self._merge([group for group in groups if group.own > limit]) + self._merge(short)
+        return min(placed, mixed, key=lambda way: sum(group.cost(self.costs) for group in way))
+
+    def _merge(self, groups: list[_Group]) -> list[_Group]:
+        """Joins neighbours in the list, pair by pair in rounds, while one tile costs less than two."""
+        before = len(groups) + 1
+        while len(groups) < before:
+            before, waiting, groups = len(groups), groups[::-1], []
+            while waiting:
+                group = waiting.pop()
+                both = self._join(group, waiting[-1]) if waiting else None
+                if both is not None:
+                    waiting.pop()
+                groups.append(both or group)
+        return groups
+
+    def _join(self, one: _Group, other: _Group) -> _Group | None:
+        both = one.joined(other)
         copied = both.gathered or both.rows > both.own
-        fits = both.cells <= max_cells and (both.rows <= costs.copied_rows or not copied)
-        if fits and both.cost(costs) < last.cost(costs) + group.cost(costs):
-            merged[-1] = both
-        else:
-            merged.append(group)
-    return merged
+        if both.cells > self.max_cells or (copied and both.rows > self.costs.copied_rows):
+            return None
+        return both if both.cost(self.costs) < one.cost(self.costs) + other.cost(self.costs) else None
 
+    def _cut(self, group: _Group, runs: Runs) -> list[Tile]:
+        """Tiles of one run; cut when it is too long for the workspace."""
+        index, span = group.runs[0], (group.lo, group.hi)
+        dead = self._outside(span, runs.lo[index : index + 1], runs.hi[index : index + 1])
+        mask = self._tensor(dead) if dead.any() else None
+        step = max(1, self.max_cells // (group.hi - group.lo))
+        cuts = [(start, min(start + step, group.stop)) for start in range(group.start, group.stop, step)]
+        return [Tile(cut, cut[1] - cut[0], span, mask) for cut in cuts]
 
-def _cut(group: _Group, max_cells: int) -> Iterator[Tile]:
-    """Tiles of one run, which needs neither copies nor a mask; cut when too long for the workspace."""
-    step = max(1, max_cells // (group.hi - group.lo))
-    for start in range(group.start, group.stop, step):
-        stop = min(start + step, group.stop)
-        yield Tile((start, stop), stop - start, (group.lo, group.hi))
+    def _mask(self, group: _Group, runs: Runs) -> Tile:
+        """A tile of several runs."""
+        chosen, span = np.asarray(group.runs), (group.lo, group.hi)
+        counts = runs.stop[chosen] - runs.start[chosen]
+        first = np.repeat(runs.start[chosen] - (np.cumsum(counts) - counts), counts)
+        own = first + np.arange(group.own)
+        position = np.arange(group.own) if group.gathered else own - group.start
+        dead = np.ones((group.rows, group.hi - group.lo), dtype=bool)
+        dead[position] = np.repeat(self._outside(span, runs.lo[chosen], runs.hi[chosen]), counts, axis=0)
+        foreign = np.ones((group.rows, 1), dtype=bool)
+        foreign[position] = False
+        return Tile(
+            self._tensor(own) if group.gathered else (group.start, group.stop),
+            group.rows,
+            span,
+            self._tensor(dead) if dead.any() else None,
+            self._tensor(foreign) if foreign.any() else None,
+        )
 
+    def _outside(self, span: tuple[int, int], lo: IntArray, hi: IntArray) -> NDArray[np.bool_]:
+        """Per run, the span's arena rows that are not its own."""
+        arena_rows = np.arange(*span)
+        return (arena_rows < lo[:, None]) | (arena_rows >= hi[:, None])
 
-def _mask(group: _Group, runs: Runs, device: torch.device) -> Tile:
-    """A tile of several runs."""
-    chosen = np.asarray(group.runs)
-    counts = runs.stop[chosen] - runs.start[chosen]
-    first = np.repeat(runs.start[chosen] - (np.cumsum(counts) - counts), counts)
-    own = first + np.arange(group.own)
-    position = np.arange(group.own) if group.gathered else own - group.start
-    lo, hi = np.repeat(runs.lo[chosen], counts), np.repeat(runs.hi[chosen], counts)
-    arena_rows = np.arange(group.lo, group.hi)
-    dead = np.ones((group.rows, len(arena_rows)), dtype=bool)
-    dead[position] = (arena_rows < lo[:, None]) | (arena_rows >= hi[:, None])
-    foreign = np.ones((group.rows, 1), dtype=bool)
-    foreign[position] = False
-
-    def tensor(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return Tile(
-        tensor(own) if group.gathered else (group.start, group.stop),
-        group.rows,
-        (group.lo, group.hi),
-        tensor(dead) if dead.any() else None,
-        tensor(foreign) if foreign.any() else None,
-    )
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -37,7 +37,7 @@ def covered(plan: tuple[Tile, ...]) -> dict[int, set[int]]:
         rows = tile.rows.tolist() if isinstance(tile.rows, torch.Tensor) else list(range(*tile.rows))
         assert len(rows) == tile.count
         for i, row in enumerate(rows):
-            dead = tile.dead[i].tolist() if tile.dead is not None else [False] * tile.height
+            dead = [False] * tile.height if tile.dead is None else tile.dead[i % len(tile.dead)].tolist()
             live = {arena for arena, off in zip(range(*tile.span), dead, strict=True) if not off}
             if tile.foreign is not None and tile.foreign[i]:
                 assert not live
@@ -114,7 +114,7 @@ def test_work_follows_the_live_rows() -> None:
 
 def test_a_long_run_needs_neither_copy_nor_mask() -> None:
     batch = make_batch()
-    update(batch, [(0, 1), (-1, 1), (2, 1), (1, 600), (1, 600)])
+    update(batch, [(0, 1), (-1, 1), (1, 1), (2, 600), (2, 600)])
     long = [tile for tile in batch.plan if tile.count > 100]
     assert [(tile.rows, tile.dead, tile.foreign) for tile in long] == [((3, 1203), None, None)]
 

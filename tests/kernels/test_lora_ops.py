@@ -49,8 +49,8 @@ def random_step(tokens: int, adapters: int, seed: int) -> tuple[np.ndarray, np.n
 def test_apply_equals_the_reference(tokens: int, dtype: torch.dtype, costs: Costs) -> None:
     first_rows, ranks, arena_rows = extents(RANKS, gap=8)
     step = make_step(*random_step(tokens, len(ranks), tokens), first_rows, ranks, arena_rows, dtype, costs)
-    for widths in ((41,), (67, 13, 29)):
-        weights = random_layer(first_rows, ranks, arena_rows, 53, widths, dtype)
+    for inputs, widths in ((53, (41,)), (56, (67, 13, 29))):
+        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype)
         check_apply(step, weights, kernels.register(weights, step.batch))
 
 
@@ -78,6 +78,18 @@ def test_embedding_equals_the_reference(index: torch.dtype, dtype: torch.dtype, 
     expected = reference.lora_embed(y, ids, weights, step.rows)
     torch.ops.lora_plugin.lora_embed(y, ids, handle)
     check_result(y, before, expected, [*step.base_rows, 63, 64, 65])
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 7, 9, 31])
+def test_a_row_that_overflows_spoils_no_other(rank: int) -> None:
+    first_rows, ranks, arena_rows = extents((rank,))
+    step = make_step(np.array([0]), np.array([130]), first_rows, ranks, arena_rows, torch.bfloat16)
+    weights = random_layer(first_rows, ranks, arena_rows, 64, (41, 64), torch.bfloat16)
+    x, y = torch.randn(130, 64).bfloat16(), torch.zeros(130, 105).bfloat16()
+    x[1::2] = torch.inf
+    torch.ops.lora_plugin.lora_apply(y, x, kernels.register(weights, step.batch))
+    assert y[0::2].isfinite().all()
+    assert not y[1::2].isfinite().any()
 
 
 def test_a_run_too_long_for_the_workspace_is_cut() -> None:

@@ -1,0 +1,196 @@
+"""Tokens per second of real vLLM servers on a CPU: without LoRA, with the host's LoRA, with the plugin.
+
+All servers are up at the same time and take turns, a round of each after the other, so that a noisy machine
+slows all of them; what is printed is the median of the rounds' ratios to the server without LoRA (default
+flags, compiled).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from random_adapter import write_adapter
+from servers import BenchServer
+
+RANKS = {"r8": 8, "r16": 16, "r32": 32}
+LOADS = ("decode base", "decode mixed", "prefill base", "prefill one", "prefill mixed")
+_MIXED = ("base", "r8", "r16", "r32")
+
+
+class Client:
+    """Requests of random token ids; answers are not looked at, errors end the run."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def complete(self, server: BenchServer, model: str, prompt_len: int, tokens: int) -> None:
+        prompt = [random.randrange(100, 40000) for _ in range(prompt_len)]
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                raise SystemExit(f"{server.name}: {answer.status} {await answer.text()}")
+            await answer.read()
+
+    async def gaps(self, server: BenchServer, model: str, tokens: int) -> list[float]:
+        """Seconds between the tokens of one stream."""
+        body = {"model": model, "prompt": [100] * 16, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        times = []
+        async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    times.append(time.perf_counter())
+        return [b - a for a, b in zip(times[4:], times[5:], strict=False)]
+
+
+async def decode(client: Client, server: BenchServer, models: Sequence[str], tokens: int = 96) -> float:
+    """Tokens per second of eight sequences."""
+    started = time.perf_counter()
+    await asyncio.gather(*(client.complete(server, models[i % len(models)], 16, tokens) for i in range(8)))
+    return 8 * tokens / (time.perf_counter() - started)
+
+
+async def prefill(client: Client, server: BenchServer, models: Sequence[str]) -> float:
+    """Prompt tokens per second of eight prompts of 200."""
+    started = time.perf_counter()
+    await asyncio.gather(*(client.complete(server, models[i % len(models)], 200, 1) for i in range(8)))
+    return 8 * 200 / (time.perf_counter() - started)
+
+
+def load_of(name: str, *, lora: bool) -> Callable[[Client, BenchServer], Awaitable[float]]:
+    """A load as a function; a server without LoRA serves the base model in each."""
+    kind, _, which = name.partition(" ")
+    models = {"base": ("base",), "one": ("r16",), "mixed": _MIXED}[which] if lora else ("base",)
+    function = decode if kind == "decode" else prefill
+    return lambda client, server: function(client, server, models)
+
+
+async def measure(servers: Sequence[BenchServer], rounds: int, session: aiohttp.ClientSession) -> dict[str, Any]:
+    """Per server and load: the tokens per second of every round."""
+    client = Client(session)
+    results: dict[str, dict[str, list[float]]] = {s.name: {name: [] for name in LOADS} for s in servers}
+    for number in range(rounds + 1):
+        for name in LOADS:
+            for server in servers:
+                rate = await load_of(name, lora=server.name != "no LoRA")(client, server)
+                # The first round warms up: adapters are loaded, products are planned.
+                if number:
+                    results[server.name][name].append(rate)
+    return results
+
+
+async def longest_gaps(
+    server: BenchServer, model: Path, directory: Path, scratch: Path, session: aiohttp.ClientSession
+) -> dict[str, float]:
+    """The longest gap of four streams, in milliseconds: quiet, and while new adapters of 20 MB are loaded."""
+    client = Client(session)
+    for i in range(6):
+        write_adapter(model, scratch / f"new{i}", 64, seed=100 + i)
+
+    async def streams(load: bool) -> float:
+        running = asyncio.gather(*(client.gaps(server, m, 128) for m in _MIXED))
+        if load:
+            for i in range(6):
+                (scratch / f"new{i}").rename(directory / f"new{i}")
+                await asyncio.sleep(0.4)
+                while True:
+                    async with session.get(f"{server.url}/v1/models") as answer:
+                        if f"new{i}" in await answer.text():
+                            break
+                    await asyncio.sleep(0.05)
+                await client.complete(server, f"new{i}", 4, 2)
+        return max(max(gaps) for gaps in await running) * 1e3
+
+    await streams(load=False)
+    quiet = [await streams(load=False) for _ in range(3)]
+    # The new requests' own prefills are steps too: compare with base requests of the same size.
+    return {"quiet": statistics.median(quiet), "loading": await streams(load=True)}
+
+
+def summarise(results: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Median rate, and median of the rounds' ratios to the server without LoRA."""
+    reference = results["no LoRA"]
+    return {
+        server: {
+            name: {
+                "tokens_per_second": statistics.median(rates),
+                "ratio": statistics.median(a / b for a, b in zip(rates, reference[name], strict=True)),
+            }
+            for name, rates in loads.items()
+        }
+        for server, loads in results.items()
+    }
+
+
+def table(summary: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The ratios as a Markdown table."""
+    lines = ["| server | " + " | ".join(LOADS) + " |", "| --- |" + " --- |" * len(LOADS)]
+    for server, loads in summary.items():
+        cells = [f"{loads[n]['ratio']:.2f} ({loads[n]['tokens_per_second']:.0f}/s)" for n in LOADS]
+        lines.append(f"| {server} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def make_servers(model: Path, work: Path, *, with_host: bool) -> list[BenchServer]:
+    """Each with the adapters where it looks for them."""
+    directory = work / "adapters"
+    directory.mkdir()
+    for seed, (name, rank) in enumerate(RANKS.items()):
+        write_adapter(model, directory / name, rank, seed=seed)
+    plugin = {"LORA_PLUGIN_ADAPTER_DIR": str(directory), "LORA_PLUGIN_ADMIN_PORT": "0"}
+    servers = [
+        BenchServer("no LoRA", model, work / "none.log"),
+        BenchServer("plugin", model, work / "plugin.log", env=plugin),
+    ]
+    if with_host:
+        flags = ("--enable-lora", "--max-loras", "4", "--max-lora-rank", "64", "--lora-modules")
+        modules = tuple(f"{name}={directory / name}" for name in RANKS)
+        servers.append(BenchServer("host's LoRA", model, work / "host.log", flags + modules))
+    return servers
+
+
+async def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    servers = make_servers(arguments.model, work, with_host=not arguments.no_host)
+    try:
+        for server in servers:
+            server.start()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+            results = await measure(servers, arguments.rounds, session)
+            gaps = await longest_gaps(servers[1], arguments.model, work / "adapters", work / "new", session)
+    finally:
+        for server in servers:
+            server.stop()
+    return {"ratios": summarise(results), "rounds": results, "longest_gap_ms": gaps}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-host", action="store_true", help="leave out the host's own LoRA")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        result = asyncio.run(run(arguments, Path(work)))
+    result |= {"date": date.today().isoformat(), "machine": f"{platform.machine()}, {arguments.model.name}"}
+    print(table(result["ratios"]))
+    gaps = result["longest_gap_ms"]
+    print(f"longest gap between tokens: {gaps['quiet']:.0f} ms quiet, {gaps['loading']:.0f} ms while loading")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
