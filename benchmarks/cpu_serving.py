@@ -1,14 +1,15 @@
 """Tokens per second of real vLLM servers on a CPU: without LoRA, with the host's LoRA, with the plugin.
 
-All servers are up at the same time and take turns, a round of each after the other, so that a noisy machine
-slows all of them; what is printed is the median of the rounds' ratios to the server without LoRA (default
-flags, compiled).
+All servers are up at the same time and take turns, each frozen while another is measured, so that a noisy
+machine slows all of them; what is printed is the median of the rounds' ratios to the server without LoRA
+(default flags, compiled).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import platform
 import random
@@ -45,13 +46,16 @@ class Client:
 
     async def gaps(self, server: BenchServer, model: str, tokens: int) -> list[float]:
         """Seconds between the tokens of one stream."""
-        body = {"model": model, "prompt": [100] * 16, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        times = []
+        body = {
+            "model": model,
+            "prompt": [100] * 16,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
         async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    times.append(time.perf_counter())
-        return [b - a for a, b in zip(times[4:], times[5:], strict=False)]
+            times = [time.perf_counter() async for line in answer.content if line.startswith(b"data: {")]
+        return [b - a for a, b in itertools.pairwise(times[4:])]
 
 
 async def decode(client: Client, server: BenchServer, models: Sequence[str], tokens: int = 96) -> float:
@@ -76,14 +80,18 @@ def load_of(name: str, *, lora: bool) -> Callable[[Client, BenchServer], Awaitab
     return lambda client, server: function(client, server, models)
 
 
-async def measure(servers: Sequence[BenchServer], rounds: int, session: aiohttp.ClientSession) -> dict[str, Any]:
+async def measure(
+    servers: Sequence[BenchServer], rounds: int, session: aiohttp.ClientSession
+) -> dict[str, Any]:
     """Per server and load: the tokens per second of every round."""
     client = Client(session)
     results: dict[str, dict[str, list[float]]] = {s.name: {name: [] for name in LOADS} for s in servers}
     for number in range(rounds + 1):
         for name in LOADS:
             for server in servers:
+                server.thaw()
                 rate = await load_of(name, lora=server.name != "no LoRA")(client, server)
+                server.freeze()
                 # The first round warms up: adapters are loaded, products are planned.
                 if number:
                     results[server.name][name].append(rate)
@@ -93,29 +101,40 @@ async def measure(servers: Sequence[BenchServer], rounds: int, session: aiohttp.
 async def longest_gaps(
     server: BenchServer, model: Path, directory: Path, scratch: Path, session: aiohttp.ClientSession
 ) -> dict[str, float]:
-    """The longest gap of four streams, in milliseconds: quiet, and while new adapters of 20 MB are loaded."""
-    client = Client(session)
-    for i in range(6):
-        write_adapter(model, scratch / f"new{i}", 64, seed=100 + i)
+    """The longest gap of four streams, in milliseconds: quiet, and while new adapters are loaded.
 
-    async def streams(load: bool) -> float:
-        running = asyncio.gather(*(client.gaps(server, m, 128) for m in _MIXED))
-        if load:
-            for i in range(6):
-                (scratch / f"new{i}").rename(directory / f"new{i}")
-                await asyncio.sleep(0.4)
-                while True:
-                    async with session.get(f"{server.url}/v1/models") as answer:
-                        if f"new{i}" in await answer.text():
-                            break
-                    await asyncio.sleep(0.05)
-                await client.complete(server, f"new{i}", 4, 2)
+    Six short requests arrive meanwhile in both cases, so that their prefills are in both; when loading, each
+    is the first one of an adapter of 39 MB that was dropped a moment before.
+    """
+    client = Client(session)
+
+    async def streams(drop: Sequence[Path]) -> float:
+        running = asyncio.gather(*(client.gaps(server, m, 160) for m in _MIXED))
+        for i in range(6):
+            await asyncio.sleep(0.5)
+            name = "base"
+            if drop:
+                name = drop[i].name
+                drop[i].rename(directory / name)
+                await listed(session, server, name)
+            await client.complete(server, name, 4, 2)
         return max(max(gaps) for gaps in await running) * 1e3
 
-    await streams(load=False)
-    quiet = [await streams(load=False) for _ in range(3)]
-    # The new requests' own prefills are steps too: compare with base requests of the same size.
-    return {"quiet": statistics.median(quiet), "loading": await streams(load=True)}
+    quiet, loading = [], []
+    for turn in range(3):
+        new = [write_adapter(model, scratch / f"n{turn}{i}", 64, seed=9 * turn + i) for i in range(6)]
+        quiet.append(await streams([]))
+        loading.append(await streams(new))
+    return {"quiet": statistics.median(quiet), "loading": statistics.median(loading)}
+
+
+async def listed(session: aiohttp.ClientSession, server: BenchServer, name: str) -> None:
+    """Wait until /v1/models names it."""
+    while True:
+        async with session.get(f"{server.url}/v1/models") as answer:
+            if f'"{name}"' in await answer.text():
+                return
+        await asyncio.sleep(0.05)
 
 
 def summarise(results: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -165,8 +184,12 @@ async def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     try:
         for server in servers:
             server.start()
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+            server.freeze()
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
+        ) as session:
             results = await measure(servers, arguments.rounds, session)
+            servers[1].thaw()
             gaps = await longest_gaps(servers[1], arguments.model, work / "adapters", work / "new", session)
     finally:
         for server in servers:

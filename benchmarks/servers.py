@@ -13,7 +13,12 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
 
 
 def free_port() -> int:
@@ -41,7 +46,13 @@ class BenchServer:
 
     def start(self, timeout: float = 600) -> None:
         """Start it and wait until it is healthy."""
-        command = [str(Path(sys.executable).with_name("vllm")), "serve", str(self.model), "--port", str(self.port)]
+        command = [
+            str(Path(sys.executable).with_name("vllm")),
+            "serve",
+            str(self.model),
+            "--port",
+            str(self.port),
+        ]
         command += ["--host", "127.0.0.1", "--served-model-name", "base", "--max-model-len", "2048"]
         command += ["--no-enable-prefix-caching", *self.flags]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("LORA_PLUGIN_", "NIM_PEFT_"))}
@@ -55,10 +66,21 @@ class BenchServer:
                 raise SystemExit(f"{self.name} did not start; see {self.log}")
             time.sleep(0.5)
 
+    def freeze(self) -> None:
+        """Take the processor away from it: an idle worker spins on the core that others are measured on."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def stop(self) -> None:
         """End it and everything it started."""
         if self.process is None:
             return
+        self.thaw()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(15)

@@ -32,8 +32,8 @@ class Resident:
 class Arena:
     """Adapters by id over fixed tensors; addresses never change after construction.
 
-    Rows are `[first_row, first_row + rank)` in every layer; a layer that the adapter does not target holds zeros
-    there. What is loaded where is decided elsewhere and only executed here.
+    Rows are `[first_row, first_row + rank)` in every layer; a layer that the adapter does not target holds
+    zeros there. What is loaded where is decided elsewhere and only executed here.
 
     Args:
         layout: the model's layers, with this rank's shards.
@@ -133,6 +133,7 @@ class Arena:
 
 
 def _allocate(layer: Layer, rows: int, device: torch.device, dtype: torch.dtype) -> kernels.LayerWeights:
-    a = torch.zeros(rows, len(layer.slices), layer.local_in, dtype=dtype, device=device)
-    b = tuple(torch.zeros(rows, s.local_out, dtype=dtype, device=device) for s in layer.slices)
+    # Written here and not only reserved: the first adapter's copy must not wait for page faults in a step.
+    a = torch.empty(rows, len(layer.slices), layer.local_in, dtype=dtype, device=device).zero_()
+    b = tuple(torch.empty(rows, s.local_out, dtype=dtype, device=device).zero_() for s in layer.slices)
     return kernels.LayerWeights(a, b, "embedding" if layer.kind is Kind.EMBEDDING else "linear")

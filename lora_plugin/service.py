@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ from lora_plugin.admin.models import AdapterView, PoolView
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
-from lora_plugin.errors import AdapterNotFound, Code
+from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError
+from lora_plugin.events import Event, EventKind
 from lora_plugin.layout import ModelLayout
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
@@ -67,15 +69,18 @@ class Service:
         self._metrics = Metrics()
         self._admin: AdminServer | None = None
         self._scanned = False
+        self._loop: asyncio.AbstractEventLoop
 
     async def start(self) -> None:
         """Watch, list what is there, and open the admin endpoint; returns when the names are known."""
+        self._loop = asyncio.get_running_loop()
         self._readiness.start()
+        self._catalog.events.subscribe(self._follow)
+        if self._with_admin:
+            self._admin = self._open_admin(self._loop)
         self._watcher.start()
         await asyncio.to_thread(self._watcher.first_scan, _FIRST_SCAN_SECONDS)
         self._scanned = True
-        if self._with_admin:
-            self._admin = self._open_admin(asyncio.get_running_loop())
         states = [adapter.state for adapter in self._catalog.list()]
         logger.info(
             "serving %d adapters from %s (%d refused)",
@@ -115,7 +120,11 @@ class Service:
             AdapterRejected: with the stored reason.
             Unavailable: it is not whole yet, or could not be made ready in time.
         """
-        version = self._readiness.ready(name) or await self._readiness.ensure(name)
+        version = self._readiness.ready(name)
+        if version is None:
+            started = time.monotonic()
+            version = await self._readiness.ensure(name)
+            self._metrics.staging_seconds.observe(time.monotonic() - started)
         self._metrics.count_request(name)
         return self._readiness.spec(version)
 
@@ -153,6 +162,22 @@ class Service:
 
     async def ready(self) -> bool:
         return self._scanned
+
+    def _follow(self, event: Event) -> None:
+        """Called on the catalog's threads, after every transition."""
+        if event.kind is EventKind.REJECTED and event.reason is not None:
+            self._metrics.count_rejection(event.reason.code)
+        adapter = self._catalog.get(event.name)
+        if event.kind in (EventKind.LISTED, EventKind.UPDATED) and adapter is not None and adapter.pinned:
+            # A pin is by name: it outlives a restart, and a new version takes it over.
+            asyncio.run_coroutine_threadsafe(self._pin_again(event.name), self._loop)
+
+    async def _pin_again(self, name: str) -> None:
+        try:
+            version = await self._readiness.ensure(name)
+            await self._engines.pin(version.id)
+        except LoraPluginError as error:
+            logger.warning("adapter '%s' could not be pinned again: %s", name, error)
 
     def _known(self, name: str) -> Adapter:
         adapter = self._catalog.get(name)

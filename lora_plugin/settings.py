@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from lora_plugin.setting_errors import SIZE, refuse_contradiction, refuse_invalid, refuse_unknown
@@ -34,10 +34,6 @@ def _directory(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ValueError("a directory")
     return path
-
-
-def _patterns(value: object) -> object:
-    return tuple(re.split(r"[,\s]+", value.strip(", \t\n"))) if isinstance(value, str) else value
 
 
 def _token(secret: SecretStr) -> SecretStr:
@@ -104,7 +100,7 @@ class Settings(BaseSettings):
     )
     host_memory: Bytes = Field(
         ByteSize(4 << 30),
-        description="Budget of the host cache of packed adapters, per node, shared by its workers; "
+        description="Budget of an engine's host cache of packed adapters, shared by its workers; "
         "a size such as 4GiB.",
     )
     max_adapter_bytes: Bytes = Field(
@@ -124,11 +120,6 @@ class Settings(BaseSettings):
     )
     kernels: Literal["auto", "triton", "torch"] = Field(
         "auto", description="The kernels: triton, torch, or auto: what suits the device."
-    )
-    hub_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_patterns)] = Field(
-        (),
-        description="Patterns of Hub repositories that may be fetched, separated by commas or spaces "
-        "(acme/*, other/name). Empty: none.",
     )
     admin_host: str = Field(
         "127.0.0.1",
@@ -255,8 +246,6 @@ def _text(value: object) -> str:
             return _size_text(value)
         case SecretStr():
             return "****"
-        case tuple():
-            return ",".join(value)
         case float():
             return f"{value:g}"
     return str(value)

@@ -1,7 +1,7 @@
 """Adapters in host memory: a background thread reads, checks and packs them; steps only copy.
 
-The thread runs beside the engine's: it gives back the affinity that the worker was pinned to, computes with one
-thread and at a lower priority, so that a load does not stretch the steps of running streams.
+The thread runs beside the engine's: off the cores that the worker is pinned to, with one compute thread and at
+a lower priority, so that a load does not stretch the steps of running streams.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("lora_plugin")
 
 # Taken at import: CPU workers replace the public function by one that does nothing.
 _set_num_threads = torch.set_num_threads
-_NICENESS = 5
+_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +171,12 @@ class Stager:
 
 
 def _leave_the_engine_alone() -> None:
-    """Free the calling thread from the worker's core pinning; one compute thread; lower priority."""
+    """Off the cores that the worker is pinned to, where there are others; one compute thread; low priority."""
     thread_id = threading.get_native_id()
     with contextlib.suppress(OSError, AttributeError):
-        os.sched_setaffinity(thread_id, range(os.cpu_count() or 1))
+        everywhere = set(range(os.cpu_count() or 1))
+        # Inherited from the worker's thread: the cores that steps are computed on.
+        os.sched_setaffinity(thread_id, everywhere - os.sched_getaffinity(thread_id) or everywhere)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
     _set_num_threads(1)

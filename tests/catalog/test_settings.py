@@ -44,7 +44,7 @@ def test_defaults_are_the_designs() -> None:
     assert (settings.watch, settings.rescan_seconds, settings.settle_seconds) == ("auto", 5, 0.2)
     assert (settings.host_memory, settings.max_adapter_bytes) == (4 * 2**30, 2 * 2**30)
     assert (settings.admin_host, settings.admin_port, settings.admin_token) == ("127.0.0.1", 8765, None)
-    assert (settings.kernels, settings.hub_allow) == ("auto", ())
+    assert settings.kernels == "auto"
     assert settings.load_timeout_seconds == 60
 
 
@@ -55,11 +55,8 @@ def test_names_of_other_products() -> None:
 
 
 def test_values_are_parsed() -> None:
-    settings = loaded(
-        HOST_MEMORY="512 MiB", MAX_ADAPTER_BYTES="100MB", HUB_ALLOW="acme/*, other/name", WATCH="poll"
-    )
+    settings = loaded(HOST_MEMORY="512 MiB", MAX_ADAPTER_BYTES="100MB", WATCH="poll")
     assert (settings.host_memory, settings.max_adapter_bytes) == (512 * 2**20, 100 * 10**6)
-    assert settings.hub_allow == ("acme/*", "other/name")
     assert settings.watch == "poll"
 
 

@@ -39,7 +39,9 @@ def prompt() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """A server over an empty watched directory; a module's FLAGS and ENV are passed on."""
     root = tmp_path_factory.mktemp(request.module.__name__)
     adapters = root / "adapters"

@@ -68,6 +68,8 @@ def test_base_answers_are_the_same_beside_adapters_to_the_bit(server: Server, pr
     alone = server.complete(BASE, prompt, 12)
 
     async def together() -> list:
-        return await asyncio.gather(*(server.complete_async(n, prompt, 12) for n in ("linear", BASE, "vocabulary")))
+        return await asyncio.gather(
+            *(server.complete_async(n, prompt, 12) for n in ("linear", BASE, "vocabulary"))
+        )
 
     assert asyncio.run(together())[1].output == alone.output

@@ -36,7 +36,8 @@ def others(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     """Eight adapters of ranks 2 to 16."""
     root = tmp_path_factory.mktemp("others")
     return {
-        f"n{i}": make_adapter(root / f"n{i}", model, seed=20 + i, rank=2 * i + 2, strength=1.5) for i in range(8)
+        f"n{i}": make_adapter(root / f"n{i}", model, seed=20 + i, rank=2 * i + 2, strength=1.5)
+        for i in range(8)
     }
 
 
@@ -92,7 +93,9 @@ def test_an_update_reads_no_stale_prefix_cache(
         shutil.rmtree(leftover)
 
 
-def test_touched_files_are_the_same_version(server: Server, sources: dict[str, Path], prompt: list[int]) -> None:
+def test_touched_files_are_the_same_version(
+    server: Server, sources: dict[str, Path], prompt: list[int]
+) -> None:
     folder = server.drop(sources["alpha"], "alpha")
     server.wait_listed("alpha")
     server.complete("alpha", prompt)
@@ -135,7 +138,9 @@ def test_running_requests_keep_their_version(
     assert answer.logprobs == pytest.approx(expected, abs=5e-4)
 
 
-def test_more_adapters_than_fit(server: Server, model: Path, others: dict[str, Path], prompt: list[int]) -> None:
+def test_more_adapters_than_fit(
+    server: Server, model: Path, others: dict[str, Path], prompt: list[int]
+) -> None:
     """Eight adapters through two slabs and a host cache that is too small, many at once."""
     for name, folder in others.items():
         server.drop(folder, name)
@@ -195,7 +200,7 @@ def test_evicted_and_deleted(server: Server, sources: dict[str, Path], prompt: l
 def test_truncated_after_it_was_loaded(
     server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
 ) -> None:
-    """A copy in progress looks the same: what is in memory is served; evicted, it is an error until it is whole."""
+    """A copy in progress looks the same: what is in memory is served; evicted, an error until it is whole."""
     folder = server.drop(sources["alpha"], "alpha")
     server.wait_listed("alpha")
     expect(server, model, sources["alpha"], "alpha", prompt)
@@ -237,6 +242,22 @@ def test_pinned_stays_and_unloaded_goes(server: Server, others: dict[str, Path],
     with pytest.raises(openai.NotFoundError):
         server.complete("n1", prompt)
     assert server.admin("/v1/adapters/nobody/pin", "POST")[0] == 404
+
+
+def test_a_pin_is_by_name_and_goes_over_to_a_new_version(server: Server, others: dict[str, Path]) -> None:
+    folder = server.drop(others["n1"], "kept")
+    server.wait_listed("kept")
+    assert server.admin("/v1/adapters/kept/pin", "POST")[0] == 200
+
+    def pinned() -> set[str]:
+        extents = server.admin("/v1/pool")[1]["engines"][0]["extents"]
+        return {extent["version"] for extent in extents if extent["pinned"]}
+
+    server.wait_for(lambda: len(pinned()) == 1, 5, "the pin")
+    first = pinned()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(others["n2"] / name, folder / name)
+    server.wait_for(lambda: len(pinned()) == 1 and pinned() != first, 10, "the new version to be pinned")
 
 
 def test_a_bad_adapter_evicts_no_good_one(

@@ -81,7 +81,9 @@ def test_chat_and_streaming(server: Server) -> None:
 def test_responses(server: Server) -> None:
     texts = set()
     for name in EVERYONE:
-        answer = server.client.responses.create(model=name, input="hello", max_output_tokens=16, temperature=0)
+        answer = server.client.responses.create(
+            model=name, input="hello", max_output_tokens=16, temperature=0
+        )
         assert answer.model == name
         texts.add(answer.output_text)
     assert len(texts) == len(EVERYONE)

@@ -1,4 +1,4 @@
-"""A tiny random model with a byte-level tokenizer, and PEFT adapters for it: real formats, made in a second."""
+"""A tiny random model with a byte-level tokenizer, and PEFT adapters for it: real formats, made quickly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     fast.chat_template = _CHAT
     return fast
 
@@ -73,7 +75,9 @@ def make_adapter(
 ) -> Path:
     """Save a random, non-zero adapter as PEFT does; `target` appears whole, by a rename."""
     torch.manual_seed(seed)
-    lora = LoraConfig(r=rank, lora_alpha=config.pop("lora_alpha", 2 * rank), target_modules=list(targets), **config)
+    lora = LoraConfig(
+        r=rank, lora_alpha=config.pop("lora_alpha", 2 * rank), target_modules=list(targets), **config
+    )
     peft_model = get_peft_model(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32), lora)
     for name, parameter in peft_model.named_parameters():
         if "lora_" in name:

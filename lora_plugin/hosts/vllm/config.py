@@ -121,7 +121,11 @@ def _refuse_contradictions(args: Any) -> None:
         (args.fully_sharded_loras, "--fully-sharded-loras", "leave it out: the arena shards what pays"),
         (args.default_mm_loras, "--default-mm-loras", "put the adapters into the watched directory"),
         (args.enable_tower_connector_lora, "--enable-tower-connector-lora", "leave it out"),
-        (os.environ.get("VLLM_USE_RUST_FRONTEND") == "1", "VLLM_USE_RUST_FRONTEND=1", "use the Python API server"),
+        (
+            os.environ.get("VLLM_USE_RUST_FRONTEND") == "1",
+            "VLLM_USE_RUST_FRONTEND=1",
+            "use the Python API server",
+        ),
         (not isinstance(args.additional_config, dict), "--additional-config", "give it as a JSON object"),
     ]
     for given, flag, hint in refused:

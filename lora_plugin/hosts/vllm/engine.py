@@ -134,9 +134,7 @@ class EngineAdapters:
         jobs, self._jobs = list(self._jobs.values()), {}
         self._staging.update(job.adapter_id for job in jobs)
         asked = sorted(self._staging)
-        replies = self._executor.collective_rpc(
-            rpc.exchange, args=(self._pool.take_orders(), jobs, asked)
-        )
+        replies = self._executor.collective_rpc(rpc.exchange, args=(self._pool.take_orders(), jobs, asked))
         for adapter_id in asked:
             self._settle(adapter_id, [reply.get(adapter_id, {"state": "staging"}) for reply in replies])
 

@@ -183,7 +183,7 @@ def wrap_lm_head(name: str, head: ParallelLMHead, logits_processor: nn.Module) -
     module.sharded_to_full_mapping_gpu = (
         None if order is None else torch.tensor(order, device=head.weight.device, dtype=torch.long)
     )
-    vocab, width = logits_processor.vocab_size, head.embedding_dim
+    vocab, width = int(module.base_layer.vocab_size), int(head.embedding_dim)
     entry = Slice(name, width, vocab, (0, width), (0, vocab))
     return Wrapped(Layer(name, Kind.LM_HEAD, (entry,)), module)
 

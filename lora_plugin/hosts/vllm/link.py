@@ -43,9 +43,7 @@ class EngineLink:
     async def stage(self, adapters: list[StageSpec]) -> dict[int, StageStatus]:
         """Start to stage, or ask how it goes; an adapter is ready when it is in every engine."""
         replies = await self._call("stage", {"adapters": [asdict(spec) for spec in adapters]})
-        return {
-            spec.id: _worst([_status(reply[str(spec.id)]) for reply in replies]) for spec in adapters
-        }
+        return {spec.id: _worst([_status(reply[str(spec.id)]) for reply in replies]) for spec in adapters}
 
     async def release(self, adapter_id: int) -> None:
         """The version is served no longer: let it go when its last request ends."""
@@ -83,7 +81,8 @@ class EngineLink:
 
 def _status(reply: dict[str, Any]) -> StageStatus:
     reason = Reason.from_dict(reply["reason"]) if "reason" in reply else None
-    state = "staging" if reply["state"] == "absent" else reply["state"]
+    # Absent: lost again at once; it is asked for anew.
+    state: Any = "staging" if reply["state"] == "absent" else reply["state"]
     return StageStatus(state, reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from vllm.lora.layers import BaseLayerWithLoRA
@@ -31,9 +32,7 @@ class ModelWrapper:
         max_rank: the highest rank that the arena is made for.
     """
 
-    def __init__(
-        self, model: nn.Module, target_modules: list[str] | None, dtype: str, max_rank: int
-    ) -> None:
+    def __init__(self, model: nn.Module, target_modules: list[str] | None, dtype: str, max_rank: int) -> None:
         self.model = model
         self.wrapped: list[Wrapped] = []
         self._target_modules = target_modules
@@ -105,7 +104,8 @@ class ModelWrapper:
 def _language_prefix(model: nn.Module) -> str:
     if not supports_multimodal(model) or not hasattr(model, "get_mm_mapping"):
         return ""
-    prefixes = model.get_mm_mapping().language_model
+    mapping: Any = model.get_mm_mapping
+    prefixes = mapping().language_model
     return str(prefixes[0]) if prefixes else ""
 
 

@@ -122,7 +122,9 @@ SEAMS: tuple[Seam, ...] = (
         "one utility method for the API servers",
         adds=True,
     ),
-    Seam(_CORE, "EngineCore.add_lora", engine.add_lora, ("self", "lora_request"), "reads in the engine's step"),
+    Seam(
+        _CORE, "EngineCore.add_lora", engine.add_lora, ("self", "lora_request"), "reads in the engine's step"
+    ),
     Seam(
         _CORE,
         "EngineCore.remove_lora",
@@ -196,7 +198,7 @@ def install() -> None:
 
 
 class _HostHandler(logging.Handler):
-    """Hands records to the host's logger as it is configured at that moment: its level, format and process name."""
+    """Hands records to the host's logger as it is configured at that moment: level, format, process name."""
 
     def emit(self, record: logging.LogRecord) -> None:
         host = logging.getLogger("vllm")

@@ -16,9 +16,7 @@ def to_lora_request(spec: StageSpec, base_model: str | None = None) -> LoRAReque
     never share blocks.
     """
     path = f"{_SCHEME}:{spec.digest}:{spec.nbytes}:{spec.path}"
-    return LoRARequest(
-        lora_name=spec.name, lora_int_id=spec.id, lora_path=path, base_model_name=base_model
-    )
+    return LoRARequest(lora_name=spec.name, lora_int_id=spec.id, lora_path=path, base_model_name=base_model)
 
 
 def to_spec(request: LoRARequest) -> StageSpec:

@@ -56,7 +56,7 @@ class LoraSchedulerMixin:
         orders = self.pool.take_orders()
         if orders:
             setattr(output, ORDERS, orders)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         # The host's own skip: it asks this for every waiting request before it takes it into the step.
@@ -79,7 +79,11 @@ def take_orders(output: SchedulerOutput) -> Orders:
 @functools.cache
 def mixed(scheduler_class: type[Any]) -> type[Any]:
     """The scheduler class with the mixin over it; the same class for the same base."""
-    return type(f"Lora{scheduler_class.__name__}", (LoraSchedulerMixin, scheduler_class), {"host_class": scheduler_class})
+    return type(
+        f"Lora{scheduler_class.__name__}",
+        (LoraSchedulerMixin, scheduler_class),
+        {"host_class": scheduler_class},
+    )
 
 
 def choose_scheduler(original: Any) -> Any:

@@ -57,7 +57,7 @@ class CatalogView(Mapping[str, LoRARequest]):
 
 
 def init_static_loras(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `OpenAIServingModels.init_static_loras`, awaited before the server listens: the service starts."""
+    """Around `OpenAIServingModels.init_static_loras`, awaited before the server listens."""
 
     @functools.wraps(original)
     async def method(self: Any) -> None:
@@ -150,7 +150,11 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _select(service: Service, name: str, *, stage: bool) -> None:
-    _selected.set(await service.select(name) if stage else service.check(name))
+    if stage:
+        _selected.set(await service.select(name))
+    else:
+        service.check(name)
+        _selected.set(None)
 
 
 def _error_type(status: HTTPStatus) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ class WorkerAdapters:
         self.stager = Stager(
             self.layout, required_settings().max_adapter_bytes, pin=PIN_MEMORY and self._on_gpu
         )
-        model.lora_manager = None
+        cast(Any, model).lora_manager = None
         logger.info(
             "wrapped %d layers; arena of %d slabs x %d rows, %.1f MB%s",
             len(self.layout.layers),
@@ -126,11 +126,13 @@ class WorkerAdapters:
         self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
 
     def set_active_adapters(self, requests: set[Any], mapping: LoRAMapping | None) -> None:
-        """The host's way to set a batch, used by warm-up and idle data-parallel steps only: no row has an adapter."""
+        """The host's way to set a batch, of warm-up and idle data-parallel steps: no row has an adapter."""
         if mapping is not None and mapping.type is LoRAMappingType.LANGUAGE:
             none = np.zeros(1, np.int64)
             self.set_rows(
-                none, np.array([len(mapping.index_mapping)], np.int32), np.array([len(mapping.prompt_mapping)], np.int32)
+                none,
+                np.array([len(mapping.index_mapping)], np.int32),
+                np.array([len(mapping.prompt_mapping)], np.int32),
             )
 
     # The rest of the host's interface
