@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.integer[Any]]
+RECORD = 4
+"""int32 of a piece of an adapter's rows: first arena row, rank, first position, rows."""
 
 
 class Runs(NamedTuple):
@@ -43,3 +45,44 @@ def find_runs(adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks:
     entry = entry[opens]
     lo = first_rows[entry].astype(np.int64)
     return Runs(start[opens], stop[closes], lo, lo + ranks[entry])
+
+
+class Sorted(NamedTuple):
+    """Runs in the order of their adapters, each array over runs or adapters: per run what to add to positions for rows, and its rows; per
+    adapter its arena rows, its first position and its rows.
+    """
+
+    shift: NDArray[np.int32]
+    counts: IntArray
+    lo: IntArray
+    rank: IntArray
+    begins: IntArray
+    totals: IntArray
+    rows: int
+
+
+def sort_by_adapter(runs: Runs) -> Sorted:
+    order = np.argsort(runs.lo, kind="stable")
+    start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
+    counts = runs.stop[order] - start
+    new = np.ones(len(lo), dtype=bool)
+    np.not_equal(lo[1:], lo[:-1], out=new[1:])
+    opens = np.flatnonzero(new)
+    ends = np.cumsum(counts)
+    rows = int(ends[-1]) if len(ends) else 0
+    begins = ends - counts
+    shift = (start - begins).astype(np.int32)
+    firsts = begins[opens]
+    return Sorted(shift, counts, lo[opens], rank[opens], firsts, np.diff(firsts, append=rows), rows)
+
+
+def cut(step: Sorted, height: int) -> NDArray[np.int32]:
+    """[tiles, 4] records: the adapters' rows in pieces of `height`."""
+    tiles = -(-step.totals // height)
+    adapter = np.repeat(np.arange(len(tiles)), tiles)
+    skipped = height * (np.arange(len(adapter)) - (np.cumsum(tiles) - tiles)[adapter])
+    records = np.empty((len(adapter), RECORD), dtype=np.int32)
+    records[:, 0], records[:, 1] = step.lo[adapter], step.rank[adapter]
+    records[:, 2] = step.begins[adapter] + skipped
+    np.minimum(step.totals[adapter] - skipped, height, out=records[:, 3], casting="unsafe")
+    return records

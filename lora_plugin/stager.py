@@ -1,7 +1,7 @@
 """Adapters in host memory: a background thread reads, checks and packs them; steps only copy.
 
-The thread runs beside the engine's: off the cores that the worker is pinned to, with one compute thread and at
-a lower priority, so that a load does not stretch the steps of running streams.
+The thread runs beside the engine's: off the cores that the worker is pinned to, with one compute thread and
+at a lower priority, so that a load does not stretch the steps of running streams.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Stager:
 
 
 def _leave_the_engine_alone() -> None:
-    """Off the cores that the worker is pinned to, where there are others; one compute thread; low priority."""
+    """Off the cores that the worker is pinned to, if there are others; one compute thread; low priority."""
     thread_id = threading.get_native_id()
     with contextlib.suppress(OSError, AttributeError):
         everywhere = set(range(os.cpu_count() or 1))

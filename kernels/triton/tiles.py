@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
-from lora_plugin.kernels.runs import IntArray, Runs
+from lora_plugin.kernels.runs import RECORD, Runs, Sorted, cut, sort_by_adapter
 from lora_plugin.kernels.triton.scratch import Scratch
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from numpy.typing import NDArray
 from torch import Tensor
 
-RECORD = 4
-"""int32 per tile: first arena row, rank, first position, rows. Counts are as far apart, for alignment."""
-
 
 class DeviceTiles:
     """The rows of a step, sorted by adapter and cut into tiles, on the device.
 
-    The buffer holds the number of tiles of each list, the records of each list, and the batch rows in the
+    The buffer holds the number of tiles of each list (a record apart, for alignment), the records of each list, and the batch rows in the
     order of their adapters. A list's unused records are stale: kernels stop at its count. Rows
     of the base model are in no tile. `update` makes one copy and never waits for the device.
 
@@ -56,69 +51,28 @@ class DeviceTiles:
         Raises:
             ValueError: more adapters than `max_adapters`, or a higher rank than `max_rank`.
         """
-        step = _sort(runs)
+        step = sort_by_adapter(runs)
         self._check(step)
         # The pinned allocator hands a block out again only when its copy has passed, so steps may overlap.
         host = torch.empty(self._rows_at + step.rows, dtype=torch.int32, pin_memory=self._pin)
         self._pack(host.numpy(), step)
         self.buffer[: len(host)].copy_(host, non_blocking=True)
 
-    def _check(self, step: _Sorted) -> None:
+    def _check(self, step: Sorted) -> None:
         if len(step.lo) > self.max_adapters:
             raise ValueError(f"{len(step.lo)} adapters, at most {self.max_adapters}")
         if step.rank.max(initial=0) > self.scratch.max_rank:
             raise ValueError(f"an adapter of rank {step.rank.max()}, at most {self.scratch.max_rank}")
 
-    def _pack(self, packed: NDArray[np.int32], step: _Sorted) -> None:
+    def _pack(self, packed: NDArray[np.int32], step: Sorted) -> None:
         shift = np.repeat(step.shift, step.counts)
         np.add(shift, self._positions[: step.rows], out=packed[self._rows_at :])
         for index, height in enumerate(HEIGHTS):
             fits = height == HEIGHTS[-1] or step.rows <= DECODE_ROWS
-            records = _cut(step, height) if fits else _NONE
+            records = cut(step, height) if fits else _NONE
             packed[RECORD * index] = len(records)
             at = self._record_at[height]
             packed[at : at + records.size] = records.reshape(-1)
 
 
-class _Sorted(NamedTuple):
-    """Runs in the order of their adapters: per run what to add to positions for rows, and its rows; per
-    adapter its arena rows, its first position and its rows.
-    """
-
-    shift: NDArray[np.int32]
-    counts: IntArray
-    lo: IntArray
-    rank: IntArray
-    begins: IntArray
-    totals: IntArray
-    rows: int
-
-
-def _sort(runs: Runs) -> _Sorted:
-    order = np.argsort(runs.lo, kind="stable")
-    start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
-    counts = runs.stop[order] - start
-    new = np.ones(len(lo), dtype=bool)
-    np.not_equal(lo[1:], lo[:-1], out=new[1:])
-    opens = np.flatnonzero(new)
-    ends = np.cumsum(counts)
-    rows = int(ends[-1]) if len(ends) else 0
-    begins = ends - counts
-    shift = (start - begins).astype(np.int32)
-    firsts = begins[opens]
-    return _Sorted(shift, counts, lo[opens], rank[opens], firsts, np.diff(firsts, append=rows), rows)
-
-
 _NONE = np.empty((0, RECORD), dtype=np.int32)
-
-
-def _cut(step: _Sorted, height: int) -> NDArray[np.int32]:
-    """[tiles, 4] records: the adapters' rows in pieces of `height`."""
-    tiles = -(-step.totals // height)
-    adapter = np.repeat(np.arange(len(tiles)), tiles)
-    skipped = height * (np.arange(len(adapter)) - (np.cumsum(tiles) - tiles)[adapter])
-    records = np.empty((len(adapter), RECORD), dtype=np.int32)
-    records[:, 0], records[:, 1] = step.lo[adapter], step.rank[adapter]
-    records[:, 2] = step.begins[adapter] + skipped
-    np.minimum(step.totals[adapter] - skipped, height, out=records[:, 3], casting="unsafe")
-    return records

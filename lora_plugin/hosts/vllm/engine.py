@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 from lora_plugin.errors import AdapterRejected, Code, LoraPluginError, Reason
 from lora_plugin.hosts.vllm import rpc
 from lora_plugin.hosts.vllm.requests import to_spec
+from lora_plugin.pool.entry import Host
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.readiness import StageSpec
 from lora_plugin.stager import Job
@@ -114,8 +115,7 @@ class EngineAdapters:
     def _stage(self, payload: dict[str, Any]) -> dict[str, Any]:
         specs = [StageSpec(**fields) for fields in payload["adapters"]]
         for spec in specs:
-            if spec.id not in self._staging:
-                self._want(spec)
+            self._want(spec)
         if self._jobs or any(spec.id in self._staging for spec in specs):
             self._exchange()
         return {str(spec.id): self._status(spec.id) for spec in specs}
@@ -132,7 +132,8 @@ class EngineAdapters:
     def _exchange(self) -> None:
         """One call to every rank: orders so far, new jobs, and how the jobs under way stand."""
         jobs, self._jobs = list(self._jobs.values()), {}
-        self._staging.update(job.adapter_id for job in jobs)
+        # What was retired meanwhile is forgotten by the workers: they would be asked for ever.
+        self._staging = {i for i in self._staging if self._is_staging(i)} | {job.adapter_id for job in jobs}
         asked = sorted(self._staging)
         replies = self._executor.collective_rpc(rpc.exchange, args=(self._pool.take_orders(), jobs, asked))
         for adapter_id in asked:
@@ -149,6 +150,10 @@ class EngineAdapters:
                 self._pool.staged(adapter_id, outcomes[0]["rank"], sum(o["nbytes"] for o in outcomes))
             except AdapterRejected as error:
                 self._fail(adapter_id, error.reason)
+
+    def _is_staging(self, adapter_id: int) -> bool:
+        entry = self._pool.get(adapter_id)
+        return entry is not None and entry.host is Host.STAGING
 
     def _fail(self, adapter_id: int, reason: Reason) -> None:
         self._staging.discard(adapter_id)

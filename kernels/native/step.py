@@ -1,0 +1,41 @@
+"""The step as the kernel reads it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from lora_plugin.kernels.native.library import StepTable
+from lora_plugin.kernels.runs import Runs, cut, sort_by_adapter
+
+CHUNK_ROWS = 512
+"""Rows of an adapter that are computed together: weights are read once for them."""
+
+
+class NativeStep:
+    """The rows of a step, sorted by adapter and cut into chunks; at a fixed address.
+
+    Attributes:
+        address: of the table, valid for the life of this object.
+        stop: one more than the last batch row that uses an adapter.
+        version: changes with every update.
+    """
+
+    def __init__(self) -> None:
+        self._table = StepTable()
+        self.address = ctypes.addressof(self._table)
+        self.stop = self.version = 0
+
+    def update(self, runs: Runs) -> None:
+        """Describes the next step."""
+        step = sort_by_adapter(runs)
+        self._chunks = cut(step, CHUNK_ROWS)
+        shift = np.repeat(step.shift, step.counts)
+        self._rows = shift + np.arange(step.rows, dtype=np.int32)
+        table = self._table
+        table.chunks, table.rows = self._chunks.ctypes.data, self._rows.ctypes.data
+        table.count, table.total_rows = len(self._chunks), step.rows
+        table.threads, table.max_rank = torch.get_num_threads(), step.rank.max(initial=0)
+        self.stop = int(runs.stop.max(initial=0))
+        self.version += 1

@@ -1,0 +1,147 @@
+"""The engine's line between pool and workers, with real stagers on two ranks and a loader that waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.hosts.vllm import rpc
+from lora_plugin.hosts.vllm.engine import EngineAdapters
+from lora_plugin.layout import ModelLayout
+from lora_plugin.pool.orders import Drop, Forget, Load, Orders
+from lora_plugin.pool.pool import AdapterPool
+from lora_plugin.stager import Job, Stager
+
+LAYOUT = ModelLayout((), "float32", 16, {})
+
+
+class Rank:
+    """A worker with a stager and a record of what it was ordered."""
+
+    def __init__(self, loader: Callable[..., PackedAdapter]) -> None:
+        self.stager = Stager(LAYOUT, 1 << 20, loader=loader)
+        self.orders: list[Load | Drop | Forget] = []
+
+    def execute(self, orders: Orders) -> None:
+        self.orders += orders
+        for order in orders:
+            if isinstance(order, Forget):
+                self.stager.forget(order.adapter_id)
+            elif isinstance(order, Load):
+                self.stager.packed(order.adapter_id)
+
+    def stage(self, jobs: list[Job], ask: list[int]) -> dict[int, dict[str, Any]]:
+        for job in jobs:
+            self.stager.stage(job)
+        outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
+        return {adapter_id: outcome.to_dict() for adapter_id, outcome in outcomes.items() if outcome}
+
+    @property
+    def model_runner(self) -> Any:
+        return type("Runner", (), {"lora_manager": self})
+
+
+class Engine:
+    """Two ranks whose loads finish when `gate` is open, and fail for a path that says so."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.loads = 0
+        self.ranks = [Rank(self.load), Rank(self.load)]
+        self.pool = AdapterPool(2, 16, 1000)
+        self.adapters = EngineAdapters(self, self.pool)
+
+    def load(self, root: Any, name: str, *args: Any, **kwargs: Any) -> PackedAdapter:
+        self.gate.wait(10)
+        self.loads += 1
+        if name == "bad":
+            raise AdapterRejected(Code.NOT_FINITE, "a tensor holds NaN")
+        return PackedAdapter(8, 100, (), torch.zeros(0))
+
+    def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
+        assert function in (rpc.exchange, rpc.layout)
+        return [function(rank, *args) for rank in self.ranks]
+
+    def stage(self, adapter_id: int, name: str = "good") -> dict[str, Any]:
+        spec = {"id": adapter_id, "name": name, "digest": "d", "path": f"/w/{name}", "nbytes": 200}
+        reply = self.adapters.call("stage", {"adapters": [spec]}, idle=True)
+        status: dict[str, Any] = reply["result"][str(adapter_id)]
+        return status
+
+    def until(self, adapter_id: int, state: str, name: str = "good") -> dict[str, Any]:
+        deadline = time.monotonic() + 10
+        while (status := self.stage(adapter_id, name))["state"] != state:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.005)
+        return status
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def test_asking_again_starts_nothing_again(engine: Engine) -> None:
+    engine.gate.clear()
+    assert [engine.stage(7)["state"] for _ in range(5)] == ["staging"] * 5
+    engine.gate.set()
+    engine.until(7, "ready")
+    assert engine.loads == len(engine.ranks)
+    assert engine.pool.snapshot()["host_bytes"] == 200
+
+
+def test_every_rank_must_have_it(engine: Engine) -> None:
+    engine.ranks[1].stager._loader = lambda *args, **kwargs: engine.load(None, "bad")
+    assert engine.until(7, "failed")["reason"]["code"] == "not-finite"
+    assert engine.pool.snapshot()["host_bytes"] == 0
+
+
+def test_a_refusal_is_told_and_may_be_tried_again(engine: Engine) -> None:
+    engine.until(7, "failed", "bad")
+    engine.until(7, "failed", "bad")
+    assert engine.loads == 2 * len(engine.ranks)
+
+
+def test_retired_while_it_is_staged_it_can_come_back(engine: Engine) -> None:
+    """The folder is deleted and put back while the first load runs."""
+    engine.gate.clear()
+    engine.stage(7)
+    assert engine.adapters.call("release", {"id": "7"}, idle=True) == {"result": None}
+    engine.gate.set()
+    time.sleep(0.05)
+    engine.until(7, "ready")
+
+
+def test_too_large_for_the_host_cache_is_a_refusal(engine: Engine) -> None:
+    spec = {"id": 9, "name": "big", "digest": "d", "path": "/w/big", "nbytes": 10**9}
+    reply = engine.adapters.call("stage", {"adapters": [spec]}, idle=True)
+    assert reply["result"]["9"]["reason"]["code"] == "host-cache-full"
+
+
+def test_refusals_of_the_pool_are_replies(engine: Engine) -> None:
+    reply = engine.adapters.call("pin", {"id": 5}, idle=True)
+    assert reply["error"]["code"] == "not-found"
+    assert reply["status"] == 404
+
+
+def test_a_parked_request_has_its_lost_version_staged_again(engine: Engine) -> None:
+    engine.until(7, "ready")
+    engine.pool.acquire("r", 7)
+    engine.pool.release("r")
+    engine.adapters.call("evict", {"id": 7}, idle=True)
+    engine.pool.acquire("r2", 7)
+    assert not engine.pool.try_admit(7)
+    assert engine.adapters.park(7) is None
+    deadline = time.monotonic() + 10
+    while not engine.pool.try_admit(7):
+        assert time.monotonic() < deadline
+        engine.adapters.park(7)
+        engine.adapters.advance()
+        time.sleep(0.006)
