@@ -26,6 +26,8 @@ from lora_plugin.watcher import Watcher
 logger = logging.getLogger("lora_plugin")
 
 _FIRST_SCAN_SECONDS = 30.0
+_CONFIRM_SECONDS = 2.0
+"""For so long after the engines said that a version is ready they are not asked again."""
 
 
 class Engines(EngineLink, Protocol):
@@ -69,6 +71,7 @@ class Service:
         self._metrics = Metrics()
         self._admin: AdminServer | None = None
         self._scanned = False
+        self._confirmed: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop
 
     async def start(self) -> None:
@@ -121,10 +124,15 @@ class Service:
             Unavailable: it is not whole yet, or could not be made ready in time.
         """
         version = self._readiness.ready(name)
+        now = time.monotonic()
+        if version is not None and now - self._confirmed.get(name, 0.0) > _CONFIRM_SECONDS:
+            # The engines may have dropped it from their host caches since: a look there, no load if not.
+            self._readiness.forget(version)
+            version = None
         if version is None:
-            started = time.monotonic()
             version = await self._readiness.ensure(name)
-            self._metrics.staging_seconds.observe(time.monotonic() - started)
+            self._confirmed[name] = now
+            self._metrics.staging_seconds.observe(time.monotonic() - now)
         self._metrics.count_request(name)
         return self._readiness.spec(version)
 
@@ -165,6 +173,8 @@ class Service:
 
     def _follow(self, event: Event) -> None:
         """Called on the catalog's threads, after every transition."""
+        if event.kind in (EventKind.RETIRED, EventKind.REJECTED, EventKind.UNLOADED):
+            self._confirmed.pop(event.name, None)
         if event.kind is EventKind.REJECTED and event.reason is not None:
             self._metrics.count_rejection(event.reason.code)
         adapter = self._catalog.get(event.name)

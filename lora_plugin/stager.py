@@ -157,6 +157,8 @@ class Stager:
                 job.digest or None,
                 self._max_bytes,
                 pin=self._pin,
+                # No digest: named by the operator's own code (offline), not by the catalog.
+                trusted=not job.digest,
             )
         except LoraPluginError as error:
             return Outcome(reason=error.reason, transient=error.status == 503)

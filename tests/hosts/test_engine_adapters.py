@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hosts.vllm import rpc
