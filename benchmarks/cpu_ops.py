@@ -1,10 +1,10 @@
 """What adapters add to a step on the CPU: every linear layer of a model, with and without the op.
 
-    python benchmarks/cpu_ops.py [--threads 2] [--json FILE]
+    python benchmarks/cpu_ops.py [--kernels native torch] [--threads 1] [--case TEXT] [--json FILE]
 
 Weights of all layers are distinct, so nothing stays in the cache that would not in a server. Each case is
 checked against the float64 reference before it is timed. A time is the sum over the calls of a step of each
-call's best round; with one thread it is processor time, which other load disturbs less.
+call's median round; with one thread it is processor time, which other load disturbs less.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from lora_plugin import kernels
 
 Clock = Callable[[], float]
 ARENA_ROWS = 2048
-ROW = "{model:14} {case:42} {tiles:5} {base_ms:9.2f} {lora_ms:9.2f} {ratio:6.2f}"
-HEAD = f"{'model':14} {'step':42} {'tiles':>5} {'base ms':>9} {'lora ms':>9} {'ratio':>6}"
+ROW = "{model:14} {case:42} {base_ms:9.2f}"
+HEAD = f"{'model':14} {'step':42} {'base ms':>9}"
+COLUMNS = " {ms:9.2f} {ratio:6.2f}"
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,26 @@ CASES = (
 class Layer:
     base: Tensor
     weights: kernels.LayerWeights
-    handle: int
+    handles: list[int]
 
 
-def make_layers(model: Model, batch: kernels.Batch, used_rows: int) -> list[Layer]:
-    return [make_layer(*linear, batch, used_rows) for _ in range(model.layers) for linear in model.linears]
+def make_layers(model: Model, batches: list[kernels.Batch], used_rows: int) -> list[Layer]:
+    return [make_layer(*linear, batches, used_rows) for _ in range(model.layers) for linear in model.linears]
 
 
-def make_layer(inputs: int, outputs: tuple[int, ...], batch: kernels.Batch, used_rows: int) -> Layer:
+def make_layer(inputs: int, outputs: tuple[int, ...], batches: list[kernels.Batch], used_rows: int) -> Layer:
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape).mul_(shape[-1] ** -0.5).to(batch.dtype)
+        return torch.randn(shape).mul_(shape[-1] ** -0.5).bfloat16()
 
-    a = torch.zeros(ARENA_ROWS, len(outputs), inputs, dtype=batch.dtype)
+    a = torch.zeros(ARENA_ROWS, len(outputs), inputs, dtype=torch.bfloat16)
     a[:used_rows] = random(used_rows, len(outputs), inputs)
-    bs = tuple(torch.zeros(ARENA_ROWS, width, dtype=batch.dtype) for width in outputs)
+    bs = tuple(torch.zeros(ARENA_ROWS, width, dtype=torch.bfloat16) for width in outputs)
     for b in bs:
         b[:used_rows] = random(used_rows, b.shape[1])
     weights = kernels.LayerWeights(a, bs)
-    return Layer(random(sum(outputs), inputs), weights, kernels.register(weights, batch))
+    return Layer(
+        random(sum(outputs), inputs), weights, [kernels.register(weights, batch) for batch in batches]
+    )
 
 
 def check(layers: list[Layer], inputs: dict[int, Tensor], rows: list[tuple[int, int] | None]) -> None:
@@ -101,64 +104,86 @@ def check(layers: list[Layer], inputs: dict[int, Tensor], rows: list[tuple[int, 
         x = inputs[layer.base.shape[1]]
         y = torch.nn.functional.linear(x, layer.base)
         expected = reference.lora_apply(y, x, layer.weights, rows)
-        torch.ops.lora_plugin.lora_apply(y, x, layer.handle)
-        torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
+        for handle in layer.handles:
+            result = y.clone()
+            torch.ops.lora_plugin.lora_apply(result, x, handle)
+            torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def measure(case: Case, rounds: int, clock: Clock) -> dict[str, Any]:
-    """Checks and times one case."""
+def measure(case: Case, rounds: int, clock: Clock, choices: list[str]) -> dict[str, Any]:
+    """Checks and times one case, all choices of kernels in the same rounds."""
     kernels.unregister_all()
     counts = np.array([rows for _, rows in case.requests])
     adapters = np.array([adapter for adapter, _ in case.requests])
     ranks = np.array(case.ranks, dtype=np.int32)
     first_rows = (np.cumsum((ranks + 7) // 8 * 8) - (ranks + 7) // 8 * 8).astype(np.int32)
-    batch = kernels.Batch(int(counts.sum()), len(counts), len(ranks), ARENA_ROWS, "cpu", torch.bfloat16)
-    layers = make_layers(case.model, batch, int(first_rows[-1] + ranks[-1]))
-    batch.update(adapters, counts, first_rows, ranks)
-    inputs = {size: torch.randn(int(counts.sum()), size).to(batch.dtype) for size, _ in case.model.linears}
+    size = (int(counts.sum()), len(counts), len(ranks), ARENA_ROWS, "cpu", torch.bfloat16)
+    batches = {choice: kernels.Batch(*size, kernels=choice) for choice in choices}
+    layers = make_layers(case.model, list(batches.values()), int(first_rows[-1] + ranks[-1]))
+    for batch in batches.values():
+        batch.update(adapters, counts, first_rows, ranks)
+    inputs = {size: torch.randn(int(counts.sum()), size).bfloat16() for size, _ in case.model.linears}
     extents = list(zip(first_rows.tolist(), (first_rows + ranks).tolist(), strict=True))
-    rows = [extents[adapter] if adapter >= 0 else None for adapter in batch.row_adapters()]
+    rows = [extents[adapter] if adapter >= 0 else None for adapter in np.repeat(adapters, counts)]
     check(layers[: len(case.model.linears)], inputs, rows)
-    found = {"case": case.name, "model": case.model.name, "tiles": len(batch.plan)}
-    return found | times(layers, inputs, rounds, clock)
+    base, *loras = times(layers, inputs, rounds, clock)
+    return {
+        "case": case.name,
+        "model": case.model.name,
+        "base_ms": base,
+        **dict(zip(choices, loras, strict=True)),
+    }
 
 
-def times(layers: list[Layer], inputs: dict[int, Tensor], rounds: int, clock: Clock) -> dict[str, float]:
-    """Milliseconds of a step's base products, of the ops after them, and their ratio."""
+def times(layers: list[Layer], inputs: dict[int, Tensor], rounds: int, clock: Clock) -> list[float]:
+    """Milliseconds of a step's base products, and of the ops after them by each choice of kernels."""
     seconds = np.array([step(layers, inputs, clock) for _ in range(rounds)])
-    base, lora = seconds.min(axis=0).sum(axis=0) * 1e3
-    return {"base_ms": base, "lora_ms": lora, "ratio": lora / base}
+    found: list[float] = (np.median(seconds, axis=0).sum(axis=0) * 1e3).tolist()
+    return found
 
 
-def step(layers: list[Layer], inputs: dict[int, Tensor], clock: Clock) -> list[tuple[float, float]]:
-    """Seconds of each layer's base product and op."""
+def step(layers: list[Layer], inputs: dict[int, Tensor], clock: Clock) -> list[list[float]]:
+    """Seconds of each layer's base product, and of its op by each choice, over a base output made anew."""
     apply, linear = torch.ops.lora_plugin.lora_apply.default, torch.nn.functional.linear
     spent = []
     for layer in layers:
-        x = inputs[layer.base.shape[1]]
-        begin = clock()
-        y = linear(x, layer.base)
-        between = clock()
-        apply(y, x, layer.handle)
-        spent.append((between - begin, clock() - between))
+        x, times = inputs[layer.base.shape[1]], [0.0]
+        for handle in layer.handles:
+            begin = clock()
+            y = linear(x, layer.base)
+            between = clock()
+            apply(y, x, handle)
+            times.append(clock() - between)
+            times[0] += (between - begin) / len(layer.handles)
+        spent.append(times)
     return spent
+
+
+def show(result: dict[str, Any], choices: list[str]) -> str:
+    """A row: each choice in milliseconds, and as a part of the base products."""
+    columns = [
+        COLUMNS.format(ms=result[choice], ratio=result[choice] / result["base_ms"]) for choice in choices
+    ]
+    return ROW.format(**result) + "".join(columns)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kernels", nargs="+", default=["native", "torch"], choices=["native", "torch"])
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     results = []
-    print(HEAD)
+    print(HEAD + "".join(f" {choice + ' ms':>9}  ratio" for choice in options.kernels))
     with torch.inference_mode():
         for case in CASES:
-            result = measure(case, options.rounds, clock)
-            print(ROW.format(**result), flush=True)
-            results.append(result)
+            if options.case in case.name:
+                results.append(measure(case, options.rounds, clock, options.kernels))
+                print(show(results[-1], options.kernels), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

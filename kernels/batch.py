@@ -7,6 +7,7 @@ import torch
 from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.layer import LayerWeights, Shape
+from lora_plugin.kernels.native.step import NativeStep
 from lora_plugin.kernels.plan import Planner, Tile
 from lora_plugin.kernels.product import Product, make_product
 from lora_plugin.kernels.runs import IntArray, find_runs
@@ -26,12 +27,14 @@ class Batch:
         arena_rows: rows of every layer's arena.
         device, dtype: those of the layers.
         costs: what the plan weighs; the width of the layers is added as they are registered.
-        kernels: "auto", "triton" or "torch", see `choose`.
+        kernels: "auto", "triton", "native" or "torch", see `choose`.
         max_rank: the highest rank of any adapter; bounds the memory of the Triton kernels.
 
     Attributes:
-        plan: what torch computes; empty when Triton computes.
-        tiles: what the Triton kernels read; None when torch computes.
+        kernels: which of them was chosen; it has one of the following.
+        plan: what torch computes; otherwise empty.
+        tiles: what the Triton kernels read; otherwise None.
+        native: what the native kernel reads; otherwise None.
     """
 
     def __init__(
@@ -57,7 +60,11 @@ class Batch:
         self.plan: tuple[Tile, ...] = ()
         self._products: dict[Shape, tuple[Product, ...]] = {}
         self.tiles: DeviceTiles | None = None
-        if choose(kernels, self.device.type) == "triton":
+        self.native: NativeStep | None = None
+        self.kernels = choose(kernels, self.device.type, dtype)
+        if self.kernels == "native":
+            self.native = NativeStep()
+        elif self.kernels == "triton":
             self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
         none = np.empty(0, dtype=np.int64)
         self._inputs: tuple[IntArray, IntArray, IntArray, IntArray] = (none, none, none, none)
@@ -83,19 +90,21 @@ class Batch:
             return
         self._check(*inputs)
         runs = find_runs(*inputs)
-        if self.tiles is None:
+        if self.tiles is not None:
+            self.tiles.update(runs)
+        elif self.native is not None:
+            self.native.update(runs)
+        else:
             self._products = {}
             planner = Planner(self.costs, self.arena_rows, self.workspace.max_cells, self.device)
             self.plan = planner.plan(runs)
-        else:
-            self.tiles.update(runs)
         self.num_rows = int(counts.sum())
         self.num_adapters = len(np.unique(runs.lo))
         self._inputs = (adapters.copy(), counts.copy(), first_rows.copy(), ranks.copy())
 
     def reserve(self, weights: LayerWeights) -> None:
         """Takes a layer into account: its buffers, and its width in the plan's costs."""
-        if self.tiles is not None:
+        if self.kernels != "torch":
             return
         shape = weights.shape
         self.workspace.reserve(shape)

@@ -5,25 +5,38 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch
+from lora_plugin.kernels.native import library as native
+
 logger = logging.getLogger(__name__)
 
 
-def available(device_type: str = "cpu") -> tuple[str, ...]:
-    """The implementations that can be had on `device_type`, the preferred one first."""
-    return ("triton", "torch") if device_type == "cuda" and _import_triton() else ("torch",)
+def available(device_type: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """The implementations that can be had on `device_type` for `dtype`, the preferred one first."""
+    if device_type == "cuda" and _import_triton():
+        return ("triton", "torch")
+    if device_type == "cpu" and native.usable(dtype):
+        return ("native", "torch")
+    return ("torch",)
 
 
-def choose(requested: str, device_type: str) -> str:
-    """The implementation to use on `device_type` ("cpu", "cuda").
+def choose(requested: str, device_type: str, dtype: torch.dtype = torch.float32) -> str:
+    """The implementation to use on `device_type` ("cpu", "cuda") for layers of `dtype`.
 
     "auto" falls back to what there is; an explicit choice that cannot be had raises ValueError.
     """
-    names = available(device_type)
+    if requested == "torch":
+        return requested
+    names = available(device_type, dtype)
     if requested == "auto":
         return names[0]
     if requested not in names:
         found = ", ".join(("auto", *names))
-        raise ValueError(f"kernels {requested!r} cannot be had on {device_type}; choose one of: {found}")
+        reason = native.why_not(dtype) if (requested, device_type) == ("native", "cpu") else None
+        because = f" ({reason})" if reason else ""
+        raise ValueError(
+            f"kernels {requested!r} cannot be had on {device_type}{because}; choose one of: {found}"
+        )
     return requested
 
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lora_plugin.kernels.batch import Batch
 from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.native.layer import NativeLayer
 from lora_plugin.kernels.plan import Tile
 from lora_plugin.kernels.product import Product
 from torch import Tensor
 
+Compute = Callable[[Tensor, Tensor], None]
+"""Adds the adapters' share to y, from x or ids."""
 
-class _Registered:
-    """A layer with its batch, and the steps of the plan it last saw; or its launches."""
 
-    __slots__ = ("batch", "launch", "plan", "steps", "weights")
+class _Planned:
+    """A layer computed by torch: the steps of the plan it last saw."""
+
+    __slots__ = ("batch", "plan", "steps", "weights")
 
     def __init__(self, weights: LayerWeights, batch: Batch) -> None:
         self.weights, self.batch = weights, batch
-        self.launch = _launches(weights, batch)
         self.plan: tuple[Tile, ...] = ()
         self.steps: list[tuple[Product, Tensor, tuple[Tensor, ...]]] = []
 
-    def run(self, y: Tensor, x: Tensor) -> None:
+    def __call__(self, y: Tensor, x: Tensor) -> None:
         plan = self.batch.plan
         if plan is not self.plan:
             self.bind(plan, y, x)
@@ -45,15 +48,22 @@ class _Registered:
         self.plan = plan
 
 
-def _launches(weights: LayerWeights, batch: Batch) -> Callable[[Tensor, Tensor], None] | None:
-    """The layer's Triton kernels, compiled; None when torch computes."""
+def _prepared(weights: LayerWeights, batch: Batch) -> Compute:
+    """The layer as the batch's kernels compute it, compiled where there is something to compile."""
+    if batch.native is not None:
+        return NativeLayer(weights, batch.native)
     if batch.tiles is None:
-        return None
+        return _Planned(weights, batch)
     from lora_plugin.kernels.triton.layer import DeviceLayer  # Triton need not be installed
 
     layer = DeviceLayer(weights, batch.tiles)
     layer.warm_up()
     return layer
+
+
+class _Registered(NamedTuple):
+    batch: Batch
+    compute: Compute
 
 
 _layers: list[_Registered] = []
@@ -69,7 +79,7 @@ def register(weights: LayerWeights, batch: Batch) -> int:
             f"a layer of {weights.rows} {weights.a.dtype} rows on a batch of {batch.arena_rows} {batch.dtype}"
         )
     batch.reserve(weights)
-    _layers.append(_Registered(weights, batch))
+    _layers.append(_Registered(batch, _prepared(weights, batch)))
     return len(_layers) - 1
 
 
@@ -79,18 +89,14 @@ def unregister_all() -> None:
 
 
 def _apply(y: Tensor, x: Tensor, handle: int) -> None:
-    layer = _layers[handle]
-    if layer.batch.plan:
-        layer.run(y, x)
+    batch, compute = _layers[handle]
+    if batch.num_adapters:
+        compute(y, x)
 
 
 def _apply_on_device(y: Tensor, x: Tensor, handle: int) -> None:
     """Launches also for an empty step: a captured graph must not depend on the step."""
-    launch = _layers[handle].launch
-    if launch is None:
-        _apply(y, x, handle)
-    else:
-        launch(y, x)
+    _layers[handle].compute(y, x)
 
 
 def _nothing(y: Tensor, x: Tensor, handle: int) -> None:

@@ -1,4 +1,4 @@
-"""A step's rows as runs: maximal stretches of consecutive rows that use the same adapter."""
+"""A step's rows as runs, maximal stretches of consecutive rows that use the same adapter; and by adapter."""
 
 from __future__ import annotations
 
@@ -48,8 +48,13 @@ def find_runs(adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks:
 
 
 class Sorted(NamedTuple):
-    """Runs in the order of their adapters, each array over runs or adapters: per run what to add to positions for rows, and its rows; per
-    adapter its arena rows, its first position and its rows.
+    """Runs in the order of their adapters.
+
+    Attributes:
+        shift, counts: per run, what to add to positions for batch rows, and how many there are.
+        lo, rank: per adapter, its arena rows [lo, lo + rank).
+        begins, totals: per adapter, its first position and its batch rows.
+        rows: batch rows in all.
     """
 
     shift: NDArray[np.int32]
@@ -62,6 +67,7 @@ class Sorted(NamedTuple):
 
 
 def sort_by_adapter(runs: Runs) -> Sorted:
+    """An adapter's runs come together, in row order."""
     order = np.argsort(runs.lo, kind="stable")
     start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
     counts = runs.stop[order] - start

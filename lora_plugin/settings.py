@@ -118,8 +118,10 @@ class Settings(BaseSettings):
         description="Whether an adapter that appears while the server runs is checked and loaded at once, "
         "instead of by its first request.",
     )
-    kernels: Literal["auto", "triton", "torch"] = Field(
-        "auto", description="The kernels: triton, torch, or auto: what suits the device."
+    kernels: Literal["auto", "native", "triton", "torch"] = Field(
+        "auto",
+        description="The kernels: native (CPU, needs a C++ compiler), triton (GPU), torch, or auto: the "
+        "first of them that can be had.",
     )
     admin_host: str = Field(
         "127.0.0.1",

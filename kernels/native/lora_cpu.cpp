@@ -1,9 +1,10 @@
 // y += (x A^T) B by each row's adapter, on the CPU. The layout of A, B and the step: layer.py and step.py beside this.
 //
 // Two phases, each over the chunks of the step (rows of one adapter, which need not be neighbours): shrink leaves
-// h = x A^T in scratch memory, expand adds h B to y, whose element is read and rounded once. Every thread takes its part of
-// each chunk. A chunk of few rows streams the weights once through AVX-512; many rows are multiplied in AMX tiles,
-// weights packed on the way. Without AVX512-BF16 only float32 is computed, by plain loops.
+// h = x A^T in scratch memory, expand adds h B to y, whose elements are read and rounded once. Every thread takes
+// its part of each chunk. A chunk of few rows streams the weights once through AVX-512, h in float32; many rows are
+// multiplied in AMX tiles, weights packed on the way, h in bfloat16. Without AVX512-BF16 only float32 is computed,
+// by plain loops.
 
 #include <algorithm>
 #include <cstdint>
@@ -147,8 +148,8 @@ __m512 even(__m512i v) { return (__m512)_mm512_slli_epi32(v, 16); }
 __m512 odd(__m512i v) { return (__m512)_mm512_and_si512(v, _mm512_set1_epi32(0xffff0000)); }
 
 __m512i interleaved(__m512 even, __m512 odd) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
@@ -237,23 +238,249 @@ void expand(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) 
     }
 }
 
+
+#ifdef HAVE_AMX
+
+constexpr int64_t AMX_ROWS = 24;  // fewer rows are not worth packing the weights
+constexpr int64_t STRIPE = 256;   // columns of B that are packed together: they stay in the L1 cache up to rank 32
+constexpr int64_t PANEL = 32;     // rows and columns of a block: 2 x 2 tiles of 16 x 16
+constexpr int64_t TILE = 16 * 32; // elements of a tile of bfloat16
+
+// Linux asks for this once in every process.
+bool enable_amx() {
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+bool in_tiles(const Work<bf16> &work) {
+    static const bool enabled = enable_amx();
+    return enabled && work.layer.kind == LINEAR && work.chunk.rows >= AMX_ROWS;
+}
+
+// Eight full tiles; afterwards the thread's tiles are configured as the caller had them.
+class Tiles {
+  public:
+    Tiles() {
+        _tile_storeconfig(&before_);
+        Config config = {};
+        config.palette = 1;
+        for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+        _tile_loadconfig(&config);
+    }
+    ~Tiles() { _tile_loadconfig(&before_); }
+
+  private:
+    struct alignas(64) Config {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    };
+    Config before_;
+};
+
+// c [32, 32] = a [32, 32 * steps] times a packed panel; a's rows are `pitch` elements apart.
+void multiply(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t steps) {
+    // GCC 12 does not know that a tile load reads memory.
+    asm volatile("" ::: "memory");
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++, a += 32, panel += 2 * TILE) {
+        _tile_loadd(4, a, pitch * 2);
+        _tile_loadd(6, panel, 64);
+        _tile_loadd(7, panel + TILE, 64);
+        _tile_loadd(5, a + 16 * pitch, pitch * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, PANEL * 4);
+    _tile_stored(1, c + 16, PANEL * 4);
+    _tile_stored(2, c + 16 * PANEL, PANEL * 4);
+    _tile_stored(3, c + 16 * PANEL + 16, PANEL * 4);
+}
+
+// Where h lies for AMX: bfloat16 [slices, rows up to 32s, rank up to 32s], zeros between. With 16 rows or more
+// it takes no more memory than the float32 of `work.h`.
+struct TiledH {
+    bf16 *data;
+    int64_t rank, rows, ranks;  // ranks: tiles of 16
+
+    explicit TiledH(const Work<bf16> &work)
+        : data(reinterpret_cast<bf16 *>(work.h)), rank(round_up(work.chunk.rank, 32)),
+          rows(round_up(work.chunk.rows, PANEL)), ranks((work.chunk.rank + 15) / 16) {}
+    bf16 *at(int64_t slice, int64_t row) const { return data + (slice * rows + row) * rank; }
+};
+
+// The tile of 16 of A's rows from `first_rank`, 32 of its columns from k: pairs of columns by row.
+void pack_a(bf16 *tile, const Work<bf16> &work, int64_t slice, int64_t first_rank, int64_t k) {
+    const int64_t in = work.layer.in, pitch = work.layer.slices * in;
+    const int64_t live = std::min<int64_t>(16, work.chunk.rank - first_rank);
+    const __mmask32 lanes = first_lanes(in - k);
+    alignas(64) bf16 block[TILE];
+    for (int64_t r = 0; r < 16; r++) {
+        const bf16 *a = work.a() + (first_rank + std::min(r, live - 1)) * pitch + slice * in + k;
+        _mm512_store_si512(block + 32 * r, load(a, r < live ? lanes : 0));
+    }
+    const __m512i rows = _mm512_set_epi32(240, 224, 208, 192, 176, 160, 144, 128, 112, 96, 80, 64, 48, 32, 16, 0);
+    for (int pair = 0; pair < 16; pair++)
+        _mm512_store_si512(tile + 32 * pair, _mm512_i32gather_epi32(rows, block + 2 * pair, 4));
+}
+
+// A of all slices, slice by slice in tiles of 16 ranks, two to a panel [steps, 2, tile].
+void pack_a(bf16 *panels, const Work<bf16> &work, int64_t steps, const TiledH &h) {
+    for (int64_t tile = 0; tile < work.layer.slices * h.ranks; tile++)
+        for (int64_t step = 0; step < steps; step++)
+            pack_a(panels + (tile / 2 * steps + step) * 2 * TILE + tile % 2 * TILE, work, tile / h.ranks,
+                   tile % h.ranks * 16, step * 32);
+}
+
+// 32 columns of B as a panel [steps, 2, tile], the even ones and the odd ones: pairs of ranks by column.
+void pack_b(bf16 *panel, const bf16 *b, int64_t width, int64_t columns, int64_t rank) {
+    const __m512i high = _mm512_set1_epi32(0xffff0000);
+    const __mmask32 lanes = first_lanes(columns);
+    for (int64_t k = 0; k < round_up(rank, 32); k += 2) {
+        const __m512i one = load(b + k * width, k < rank ? lanes : 0);
+        const __m512i two = load(b + (k + 1) * width, k + 1 < rank ? lanes : 0);
+        bf16 *row = panel + k / 32 * 2 * TILE + k % 32 / 2 * 32;
+        _mm512_store_si512(row, _mm512_or_si512(_mm512_andnot_si512(high, one), _mm512_slli_epi32(two, 16)));
+        _mm512_store_si512(row + TILE, _mm512_or_si512(_mm512_srli_epi32(one, 16), _mm512_and_si512(two, high)));
+    }
+}
+
+struct Block {
+    const bf16 *data;
+    int64_t pitch;
+};
+
+// 32 of the chunk's rows of x: where they lie, or copied, with zeros beyond the last row and column.
+Block rows_of_x(bf16 *copy, const Work<bf16> &work, int64_t row, int64_t pitch) {
+    const int64_t live = std::min(PANEL, work.chunk.rows - row), in = work.layer.in;
+    const int32_t *rows = work.rows + row;
+    if (live == PANEL && in == pitch && rows[PANEL - 1] - rows[0] == PANEL - 1) return {work.x_row(row), work.x_stride};
+    for (int64_t i = 0; i < PANEL; i++)
+        for (int64_t k = 0; k < pitch; k += 32) {
+            const bf16 *x = work.x_row(row + std::min(i, live - 1)) + k;
+            _mm512_store_si512(copy + i * pitch + k, load(x, i < live ? first_lanes(in - k) : 0));
+        }
+    return {copy, pitch};
+}
+
+// A panel's product into h: its halves are tiles of 16 ranks, of one slice or of two.
+void store_h(const TiledH &h, const float *c, int64_t row, int64_t first_tile, int64_t tiles) {
+    for (int64_t tile = first_tile; tile < std::min(first_tile + 2, tiles); tile++, c += 16)
+        for (int64_t i = 0; i < PANEL; i++) {
+            bf16 *to = h.at(tile / h.ranks, row + i) + tile % h.ranks * 16;
+            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(c + i * PANEL));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), rounded);
+            if (h.ranks % 2 && tile % h.ranks == h.ranks - 1)
+                _mm256_storeu_si256(reinterpret_cast<__m256i *>(to + 16), _mm256_setzero_si256());
+        }
+}
+
+void shrink_tiles(const Work<bf16> &work, Range rows) {
+    static thread_local Scratch scratch;
+    const Tiles configured;
+    const TiledH h(work);
+    const int64_t steps = (work.layer.in + 31) / 32, tiles = work.layer.slices * h.ranks, panels = (tiles + 1) / 2;
+    const int64_t pitch = steps * 32, x_size = PANEL * pitch, size = panels * steps * 2 * TILE;
+    bf16 *copy = static_cast<bf16 *>(scratch.get((x_size + size) * sizeof(bf16))), *packed = copy + x_size;
+    if (tiles % 2) std::memset(packed + size - steps * 2 * TILE, 0, steps * 2 * TILE * sizeof(bf16));
+    pack_a(packed, work, steps, h);
+    alignas(64) float c[PANEL * PANEL];
+    for (int64_t row = rows.begin; row < rows.end; row += PANEL) {
+        const Block x = rows_of_x(copy, work, row, pitch);
+        for (int64_t panel = 0; panel < panels; panel++) {
+            multiply(c, x.data, x.pitch, packed + panel * steps * 2 * TILE, steps);
+            store_h(h, c, row, panel * 2, tiles);
+        }
+    }
+}
+
+// y [rows, 32 columns] += c, whose rows hold the even columns and then the odd ones.
+void add_block(const Work<bf16> &work, bf16 *y_base, int64_t row, int64_t columns, const float *c) {
+    const __mmask32 lanes = first_lanes(columns);
+    const int64_t rows = std::min(PANEL, work.chunk.rows - row);
+    for (int64_t i = 0; i < rows; i++, c += PANEL) {
+        bf16 *y = y_base + work.rows[row + i] * work.y_stride;
+        _mm_prefetch(y + 2 * PANEL, _MM_HINT_T0);
+        const __m512i v = load(y, lanes);
+        const __m512 evens = _mm512_add_ps(even(v), _mm512_load_ps(c));
+        const __m512 odds = _mm512_add_ps(odd(v), _mm512_load_ps(c + 16));
+        _mm512_mask_storeu_epi16(y, lanes, interleaved(evens, odds));
+    }
+}
+
+void expand_tiles(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) {
+    static thread_local Scratch scratch;
+    const Tiles configured;
+    const TiledH h(work);
+    const int64_t width = work.layer.widths[slice], steps = h.rank / 32, size = steps * 2 * TILE;
+    bf16 *packed = static_cast<bf16 *>(scratch.get(STRIPE / PANEL * size * sizeof(bf16)));
+    alignas(64) float c[PANEL * PANEL];
+    for (int64_t begin = columns.begin; begin < columns.end; begin += STRIPE) {
+        const int64_t end = std::min(begin + STRIPE, columns.end);
+        for (int64_t k = begin; k < end; k += PANEL)
+            pack_b(packed + (k - begin) / PANEL * size, work.b(slice) + k, width, end - k, work.chunk.rank);
+        for (int64_t row = 0; row < work.chunk.rows; row += PANEL)
+            for (int64_t k = begin; k < end; k += PANEL) {
+                multiply(c, h.at(slice, row), h.rank, packed + (k - begin) / PANEL * size, steps);
+                add_block(work, y_base + k, row, end - k, c);
+            }
+    }
+}
+
 #endif
 
-template <class T> void shrink_part(const Work<T> &work, int64_t part, int64_t parts) {
-    Range columns = part_of(work.columns(), 4, part, parts);
-    if (work.layer.kind == LINEAR) return shrink(work, columns);
+#endif
+
+// The part of a thread.
+
+void shrink_linear(const Work<float> &work, int64_t part, int64_t parts) {
+    shrink(work, part_of(work.columns(), 1, part, parts));
+}
+
+void expand_slice(const Work<float> &work, int64_t slice, float *y, int64_t part, int64_t parts) {
+    expand(work, slice, y, part_of(work.layer.widths[slice], 64, part, parts));
+}
+
+#ifdef HAVE_BF16
+void shrink_linear(const Work<bf16> &work, int64_t part, int64_t parts) {
+#ifdef HAVE_AMX
+    if (in_tiles(work)) return shrink_tiles(work, part_of(work.chunk.rows, PANEL, part, parts));
+#endif
+    shrink(work, part_of(work.columns(), 4, part, parts));
+}
+
+void expand_slice(const Work<bf16> &work, int64_t slice, bf16 *y, int64_t part, int64_t parts) {
+    Range columns = part_of(work.layer.widths[slice], 64, part, parts);
+#ifdef HAVE_AMX
+    if (in_tiles(work)) return expand_tiles(work, slice, y, columns);
+#endif
+    expand(work, slice, y, columns);
+}
+#endif
+
+template <class T> void shrink_embedding(const Work<T> &work, Range columns) {
     for (int64_t i = 0; i < work.chunk.rows; i++) {
-        int64_t id = work.id(i);
-        bool known = 0 <= id && id < work.layer.in;
+        const int64_t id = work.id(i);
+        const bool known = 0 <= id && id < work.layer.in;
         for (int64_t k = columns.begin; k < columns.end; k++)
             work.h_row(i)[k] = known ? to_float(work.a()[k * work.layer.in + id]) : 0;
     }
 }
 
+template <class T> void shrink_part(const Work<T> &work, int64_t part, int64_t parts) {
+    if (work.layer.kind == LINEAR) return shrink_linear(work, part, parts);
+    shrink_embedding(work, part_of(work.chunk.rank, 1, part, parts));
+}
+
 template <class T> void expand_part(const Work<T> &work, int64_t part, int64_t parts) {
     T *y = work.y;
     for (int64_t slice = 0; slice < work.layer.slices; y += work.layer.widths[slice++])
-        expand(work, slice, y, part_of(work.layer.widths[slice], 256, part, parts));
+        expand_slice(work, slice, y, part, parts);
 }
 
 template <class T> void apply(const Layer &layer, T *y, const void *x, int64_t y_stride, int64_t x_stride) {

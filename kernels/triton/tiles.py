@@ -10,13 +10,16 @@ from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from numpy.typing import NDArray
 from torch import Tensor
 
+_NONE = np.empty((0, RECORD), dtype=np.int32)
+
 
 class DeviceTiles:
     """The rows of a step, sorted by adapter and cut into tiles, on the device.
 
-    The buffer holds the number of tiles of each list (a record apart, for alignment), the records of each list, and the batch rows in the
-    order of their adapters. A list's unused records are stale: kernels stop at its count. Rows
-    of the base model are in no tile. `update` makes one copy and never waits for the device.
+    The buffer holds the number of tiles of each list (a record apart, for alignment), the records of each
+    list, and the batch rows in the order of their adapters. A list's unused records are stale: kernels stop
+    at its count. Rows of the base model are in no tile. `update` makes one copy and never waits for the
+    device.
 
     Args:
         max_tokens, max_adapters, max_rank: the largest step.
@@ -73,6 +76,3 @@ class DeviceTiles:
             packed[RECORD * index] = len(records)
             at = self._record_at[height]
             packed[at : at + records.size] = records.reshape(-1)
-
-
-_NONE = np.empty((0, RECORD), dtype=np.int32)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from lora_plugin.kernels import reference
 from lora_plugin.kernels.costs import DEFAULT, Costs
@@ -28,6 +29,8 @@ STRATEGIES = {
     "never float32": DEFAULT._replace(wide_limit=0),
     "float32": DEFAULT._replace(wide_limit=4e6),
 }
+WAYS = {"native": ("native", DEFAULT)} | {name: ("torch", costs) for name, costs in STRATEGIES.items()}
+"""Every way to compute a step: which kernels, and the costs they go by."""
 
 
 def extents(ranks: Sequence[int], gap: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
@@ -77,9 +80,12 @@ def make_step(
     ranks: np.ndarray,
     arena_rows: int,
     dtype: torch.dtype,
-    costs: Costs = DEFAULT,
+    way: tuple[str, Costs] = WAYS["default"],
 ) -> Step:
-    batch = kernels.Batch(256, 256, len(ranks), arena_rows, "cpu", dtype, costs)
+    choice, costs = way
+    if choice not in kernels.available("cpu", dtype):
+        pytest.skip(f"no {choice} kernels for {dtype} here")
+    batch = kernels.Batch(2048, 256, len(ranks), arena_rows, "cpu", dtype, costs, choice)
     step = Step(batch, [])
     change_step(step, adapters, counts, first_rows, ranks)
     return step

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from lora_cases import change_step, extents, make_step, random_layer
+from lora_cases import WAYS, change_step, extents, make_step, random_layer
+from lora_plugin.kernels.costs import Costs
 from torch import Tensor
 
 from lora_plugin import kernels
 
 FIRST_ROWS, RANKS, ARENA_ROWS = extents((8, 5))
+
+
+BOTH = pytest.mark.parametrize("way", [WAYS["native"], WAYS["default"]], ids=["native", "torch"])
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +27,11 @@ def _clean() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def test_opcheck() -> None:
-    step = make_step(np.array([0, -1, 1]), np.array([2, 1, 2]), FIRST_ROWS, RANKS, ARENA_ROWS, torch.float32)
+@BOTH
+def test_opcheck(way: tuple[str, Costs]) -> None:
+    step = make_step(
+        np.array([0, -1, 1]), np.array([2, 1, 2]), FIRST_ROWS, RANKS, ARENA_ROWS, torch.float32, way
+    )
     linear = random_layer(FIRST_ROWS, RANKS, ARENA_ROWS, 16, (8, 4), torch.float32)
     table = random_layer(FIRST_ROWS, RANKS, ARENA_ROWS, 50, (12,), torch.float32, "embedding")
     y, x, ids = torch.randn(5, 12), torch.randn(5, 16), torch.randint(50, (5,))
@@ -36,8 +43,9 @@ def test_opcheck() -> None:
     )
 
 
-def test_compiled_follows_the_step() -> None:
-    step = make_step(np.array([-1]), np.array([6]), FIRST_ROWS, RANKS, ARENA_ROWS, torch.float32)
+@BOTH
+def test_compiled_follows_the_step(way: tuple[str, Costs]) -> None:
+    step = make_step(np.array([-1]), np.array([6]), FIRST_ROWS, RANKS, ARENA_ROWS, torch.float32, way)
     weights = random_layer(FIRST_ROWS, RANKS, ARENA_ROWS, 16, (8, 4), torch.float32)
     handle, base = kernels.register(weights, step.batch), torch.randn(12, 16)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from lora_cases import (
-    STRATEGIES,
     TOLERANCE,
+    WAYS,
     change_step,
     check_apply,
     check_result,
@@ -43,33 +43,35 @@ def random_step(tokens: int, adapters: int, seed: int) -> tuple[np.ndarray, np.n
     return random.integers(-1, adapters, len(counts)), np.array(counts, dtype=np.int64)
 
 
-@pytest.mark.parametrize("costs", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 3, 63, 130])
-def test_apply_equals_the_reference(tokens: int, dtype: torch.dtype, costs: Costs) -> None:
+def test_apply_equals_the_reference(tokens: int, dtype: torch.dtype, way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents(RANKS, gap=8)
-    step = make_step(*random_step(tokens, len(ranks), tokens), first_rows, ranks, arena_rows, dtype, costs)
+    step = make_step(*random_step(tokens, len(ranks), tokens), first_rows, ranks, arena_rows, dtype, way)
     for inputs, widths in ((53, (41,)), (56, (67, 13, 29))):
         weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype)
         check_apply(step, weights, kernels.register(weights, step.batch))
 
 
-@pytest.mark.parametrize("costs", STRATEGIES.values(), ids=STRATEGIES)
-def test_many_adapters_of_all_ranks_one_row_each(costs: Costs) -> None:
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_many_adapters_of_all_ranks_one_row_each(way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents((RANKS * 10)[:64])
     adapters = np.random.default_rng(1).permutation(64)
     adapters = np.insert(adapters, [0, 10, 11, 30, 64], -1)
-    step = make_step(adapters, np.ones_like(adapters), first_rows, ranks, arena_rows, torch.bfloat16, costs)
+    step = make_step(adapters, np.ones_like(adapters), first_rows, ranks, arena_rows, torch.bfloat16, way)
     weights = random_layer(first_rows, ranks, arena_rows, 96, (160, 32), torch.bfloat16)
     check_apply(step, weights, kernels.register(weights, step.batch))
 
 
-@pytest.mark.parametrize("costs", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
-def test_embedding_equals_the_reference(index: torch.dtype, dtype: torch.dtype, costs: Costs) -> None:
+def test_embedding_equals_the_reference(
+    index: torch.dtype, dtype: torch.dtype, way: tuple[str, Costs]
+) -> None:
     first_rows, ranks, arena_rows = extents(RANKS)
-    step = make_step(*random_step(63, len(ranks), 5), first_rows, ranks, arena_rows, dtype, costs)
+    step = make_step(*random_step(63, len(ranks), 5), first_rows, ranks, arena_rows, dtype, way)
     weights = random_layer(first_rows, ranks, arena_rows, 211, (37,), dtype, "embedding")
     handle = kernels.register(weights, step.batch)
     ids = torch.randint(211, (66,)).to(index)
@@ -80,10 +82,11 @@ def test_embedding_equals_the_reference(index: torch.dtype, dtype: torch.dtype, 
     check_result(y, before, expected, [*step.base_rows, 63, 64, 65])
 
 
+@pytest.mark.parametrize("way", [WAYS["native"], WAYS["default"]], ids=["native", "torch"])
 @pytest.mark.parametrize("rank", [1, 3, 5, 7, 9, 31])
-def test_a_row_that_overflows_spoils_no_other(rank: int) -> None:
+def test_a_row_that_overflows_spoils_no_other(rank: int, way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents((rank,))
-    step = make_step(np.array([0]), np.array([130]), first_rows, ranks, arena_rows, torch.bfloat16)
+    step = make_step(np.array([0]), np.array([130]), first_rows, ranks, arena_rows, torch.bfloat16, way)
     weights = random_layer(first_rows, ranks, arena_rows, 64, (41, 64), torch.bfloat16)
     x, y = torch.randn(130, 64).bfloat16(), torch.zeros(130, 105).bfloat16()
     x[1::2] = torch.inf
@@ -94,17 +97,17 @@ def test_a_row_that_overflows_spoils_no_other(rank: int) -> None:
 
 def test_a_run_too_long_for_the_workspace_is_cut() -> None:
     first_rows, ranks, arena_rows = extents((128,))
-    step = make_step(np.array([0]), np.array([201]), first_rows, ranks, arena_rows, torch.float32)
+    step = make_step(np.array([0]), np.array([2001]), first_rows, ranks, arena_rows, torch.float32)
     assert len(step.batch.plan) == 2
     weights = random_layer(first_rows, ranks, arena_rows, 53, (41, 7), torch.float32)
     check_apply(step, weights, kernels.register(weights, step.batch))
 
 
-@pytest.mark.parametrize("costs", STRATEGIES.values(), ids=STRATEGIES)
-def test_rows_of_y_may_be_strided(costs: Costs) -> None:
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_rows_of_y_may_be_strided(way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents((8, 5))
     adapters = np.array([0, -1, 1, 0, -1, 1])
-    step = make_step(adapters, np.ones_like(adapters), first_rows, ranks, arena_rows, torch.bfloat16, costs)
+    step = make_step(adapters, np.ones_like(adapters), first_rows, ranks, arena_rows, torch.bfloat16, way)
     weights = random_layer(first_rows, ranks, arena_rows, 48, (24, 8), torch.bfloat16)
     handle = kernels.register(weights, step.batch)
     whole = torch.randn(6, 80).bfloat16()
@@ -116,10 +119,11 @@ def test_rows_of_y_may_be_strided(costs: Costs) -> None:
     assert torch.equal(whole[:, 48:], before[:, 48:])
 
 
-def test_a_layer_follows_the_batch_and_the_arena() -> None:
+@pytest.mark.parametrize("way", [WAYS["native"], WAYS["default"]], ids=["native", "torch"])
+def test_a_layer_follows_the_batch_and_the_arena(way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents((8, 16, 5))
     adapters, counts = np.array([0, -1, 2]), np.array([2, 1, 3])
-    step = make_step(adapters, counts, first_rows, ranks, arena_rows, torch.bfloat16)
+    step = make_step(adapters, counts, first_rows, ranks, arena_rows, torch.bfloat16, way)
     weights = random_layer(first_rows, ranks, arena_rows, 64, (32,), torch.bfloat16)
     handle = kernels.register(weights, step.batch)
     check_apply(step, weights, handle)
@@ -148,9 +152,10 @@ def test_buffers_and_weights_stay_where_they_are() -> None:
     assert [workspace.view(name, 1).data_ptr() for name in names] == before
 
 
-def test_what_cannot_be_right_is_refused() -> None:
+@pytest.mark.parametrize("way", [WAYS["native"], WAYS["default"]], ids=["native", "torch"])
+def test_what_cannot_be_right_is_refused(way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents((8,))
-    step = make_step(np.array([0]), np.array([2]), first_rows, ranks, arena_rows, torch.bfloat16)
+    step = make_step(np.array([0]), np.array([2]), first_rows, ranks, arena_rows, torch.bfloat16, way)
     weights = random_layer(first_rows, ranks, arena_rows, 16, (16,), torch.bfloat16)
     apply, handle = torch.ops.lora_plugin.lora_apply, kernels.register(weights, step.batch)
     x = torch.randn(2, 16).bfloat16()

@@ -87,7 +87,16 @@ class WorkerAdapters:
 
     def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> kernels.Batch:
         arena = self.arena
-        return kernels.Batch(rows, requests, arena.max_adapters, arena.rows, self._device, dtype)
+        return kernels.Batch(
+            rows,
+            requests,
+            arena.max_adapters,
+            arena.rows,
+            self._device,
+            dtype,
+            kernels=required_settings().kernels,
+            max_rank=arena_shape(self._lora_config)[1],
+        )
 
     # What the scheduler decided
 

@@ -1,0 +1,172 @@
+"""What strangers may put into the directory or ask for: refused with a reason, and the server lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from server import BASE, Server, get
+from tiny import logprobs
+
+FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "8", "--max-model-len", "2048")
+ENV = {"LORA_PLUGIN_SETTLE_SECONDS": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+Spoil = Callable[[Path], object]
+
+
+@pytest.fixture(autouse=True)
+def _clean(server: Server) -> Iterator[None]:
+    """Every test begins with an empty directory, and leaves a server that answers."""
+    yield
+    server.adapters.mkdir(exist_ok=True)
+    for entry in server.adapters.iterdir():
+        if entry.is_symlink():
+            entry.unlink()
+        elif not entry.name.startswith("."):
+            shutil.rmtree(entry)
+    server.wait_for(lambda: server.models() == [BASE], 10, "all adapters to be gone")
+    assert server.complete(BASE, [65, 66, 67], 4).output
+
+
+def instead(file: str, make: Spoil) -> Spoil:
+    """Puts something else in the place of a file of the adapter."""
+
+    def spoil(folder: Path) -> None:
+        (folder / file).unlink()
+        make(folder / file)
+
+    return spoil
+
+
+def bind(path: Path) -> None:
+    # The path of a socket is short.
+    here = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+
+
+def header(length: int, text: bytes) -> Spoil:
+    return lambda path: path.write_bytes(struct.pack("<Q", length) + text)
+
+
+def configured(**fields: object) -> Spoil:
+    def spoil(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(config | fields))
+
+    return spoil
+
+
+SPOILED: dict[str, tuple[Spoil, str]] = {
+    "fifo": (instead(WEIGHTS, os.mkfifo), "unreadable"),
+    "fifo-config": (instead(CONFIG, os.mkfifo), "unreadable"),
+    "socket": (instead(WEIGHTS, bind), "unreadable"),
+    "folder": (instead(WEIGHTS, Path.mkdir), "unreadable"),
+    "device": (instead(WEIGHTS, lambda path: path.symlink_to("/dev/zero")), "path-escape"),
+    "outside": (instead(CONFIG, lambda path: path.symlink_to("/etc/hostname")), "path-escape"),
+    "sparse": (instead(WEIGHTS, lambda path: (path.touch(), os.truncate(path, 3 << 30))), "too-large"),
+    "long-header": (instead(WEIGHTS, header(1 << 63, b"{}")), "weights-invalid"),
+    "deep-header": (instead(WEIGHTS, header(200_000, b"[" * 200_000)), "weights-invalid"),
+    "deep-config": (
+        instead(CONFIG, lambda path: path.write_bytes(b"[" * 50_000 + b"{}" + b"]" * 50_000 + b"}")),
+        "config-invalid",
+    ),
+    "slow-pattern": (configured(rank_pattern={"(a+)+$": 8}), "config-invalid"),
+    "huge-rank": (configured(r=10**30), "rank-invalid"),
+    "infinite": (configured(lora_alpha=float("inf")), "alpha-invalid"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_folder_is_refused_with_its_reason(
+    server: Server, sources: dict[str, Path], tmp_path: Path, case: str
+) -> None:
+    spoil, code = SPOILED[case]
+    spoil(shutil.copytree(sources["alpha"], tmp_path / "spoiled"))
+    (tmp_path / "spoiled").rename(server.adapters / case)
+    server.wait_for(
+        lambda: server.admin(f"/v1/adapters/{case}")[1].get("state") == "rejected", 5, "a refusal"
+    )
+    assert server.admin(f"/v1/adapters/{case}")[1]["reason"]["code"] == code
+    status, body = get(f"{server.url}/v1/completions", "POST", {"model": case, "prompt": "a"})
+    assert status == 400
+    assert f"[{code}]" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../adapters/good", "good/", "./good", "GOOD", "good\0", f"{BASE}:good", ".."]
+)
+def test_names_are_looked_up_and_never_joined_to_a_path(
+    server: Server, sources: dict[str, Path], name: str
+) -> None:
+    server.drop(sources["alpha"], "good")
+    server.wait_listed("good")
+    status, _ = get(f"{server.url}/v1/completions", "POST", {"model": name, "prompt": "a"})
+    assert status == 404
+
+
+def test_a_folder_named_as_the_base_model_does_not_replace_it(
+    server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    server.drop(sources["alpha"], BASE)
+    server.drop(sources["alpha"], "after")
+    server.wait_listed("after")
+    assert server.models() == [BASE, "after"]
+    answer = server.complete(BASE, prompt, 8)
+    assert answer.logprobs == pytest.approx(logprobs(model, None, prompt, answer.output), abs=2e-4)
+
+
+def test_links_in_circles_and_out_are_not_followed(server: Server, sources: dict[str, Path]) -> None:
+    (server.adapters / "circle").symlink_to("circle")
+    (server.adapters / "itself").symlink_to(server.adapters)
+    (server.adapters / "outside").symlink_to(sources["alpha"])
+    server.drop(sources["alpha"], "good")
+    server.wait_listed("good")
+    assert server.models() == [BASE, "good"]
+    assert server.admin("/v1/adapters/outside")[1]["reason"]["code"] == "path-escape"
+
+
+@pytest.mark.parametrize("path", ["load_lora_adapter", "unload_lora_adapter"])
+def test_the_hosts_own_loading_is_refused(server: Server, sources: dict[str, Path], path: str) -> None:
+    body = {"lora_name": "good", "lora_path": str(sources["beta"]), "load_inplace": True}
+    server.drop(sources["alpha"], "good")
+    server.wait_listed("good")
+    assert get(f"{server.url}/v1/{path}", "POST", body)[0] == 400
+    assert server.models() == [BASE, "good"]
+
+
+def test_the_directory_is_removed_and_made_again(
+    server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    server.drop(sources["alpha"], "name")
+    server.wait_listed("name")
+    assert server.complete("name", prompt).output
+    shutil.rmtree(server.adapters)
+    server.adapters.mkdir()
+    server.drop(sources["beta"], "name")
+    server.wait_for(lambda: server.admin("/v1/adapters/name")[1].get("rank") == 5, 12, "what is there now")
+    answer = server.complete("name", prompt, 8)
+    assert answer.logprobs == pytest.approx(logprobs(model, sources["beta"], prompt, answer.output), abs=2e-4)
+
+
+def test_hundreds_of_folders_at_once(server: Server, sources: dict[str, Path], prompt: list[int]) -> None:
+    names = [f"many{i:03}" for i in range(300)]
+    for name in names:
+        (server.adapters / name).mkdir()
+        for file in (CONFIG, WEIGHTS):
+            os.link(sources["delta"] / file, server.adapters / name / file)
+    server.wait_for(lambda: len(server.models()) == 301, 20, "all to be listed")
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda name: server.complete(name, prompt, 4).output, names[::40])
+    # The same content under every name.
+    assert len({tuple(output) for output in answers}) == 1
