@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lora_plugin import kernels
+from lora_plugin.kernels import LayerWeights
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.layout import Kind, Layer, ModelLayout
@@ -124,7 +124,7 @@ class Arena:
         """Bytes of all tensors."""
         return sum(w.a.nbytes + sum(b.nbytes for b in w.b) for w in self.weights)
 
-    def _clear(self, layer: int, weights: kernels.LayerWeights, start: int, stop: int) -> None:
+    def _clear(self, layer: int, weights: LayerWeights, start: int, stop: int) -> None:
         if self._dirty[layer, start:stop].any():
             weights.a[start:stop].zero_()
             for b in weights.b:
@@ -132,8 +132,8 @@ class Arena:
             self._dirty[layer, start:stop] = False
 
 
-def _allocate(layer: Layer, rows: int, device: torch.device, dtype: torch.dtype) -> kernels.LayerWeights:
+def _allocate(layer: Layer, rows: int, device: torch.device, dtype: torch.dtype) -> LayerWeights:
     # Written here and not only reserved: the first adapter's copy must not wait for page faults in a step.
     a = torch.empty(rows, len(layer.slices), layer.local_in, dtype=dtype, device=device).zero_()
     b = tuple(torch.empty(rows, s.local_out, dtype=dtype, device=device).zero_() for s in layer.slices)
-    return kernels.LayerWeights(a, b, "embedding" if layer.kind is Kind.EMBEDDING else "linear")
+    return LayerWeights(a, b, "embedding" if layer.kind is Kind.EMBEDDING else "linear")

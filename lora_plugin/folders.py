@@ -94,7 +94,9 @@ class AdapterFolders:
             device = self._root.stat().st_dev
             with os.scandir(self._root) as entries:
                 names = {
-                    entry.name for entry in entries if not is_temporary(entry.name) and _is_folder(entry)
+                    entry.name
+                    for entry in entries
+                    if _may_be_shown(entry.name) and not is_temporary(entry.name) and _is_folder(entry)
                 }
         except OSError as error:
             self._say_unreachable(error.strerror or str(error))
@@ -116,7 +118,7 @@ class AdapterFolders:
         return stat.S_ISDIR(found.st_mode) and self._device in (None, found.st_dev)
 
     def stamp(self, name: str) -> str | None:
-        if not name or is_temporary(name) or {"/", "\0"} & set(name):
+        if not _may_be_shown(name) or is_temporary(name) or "/" in name:
             return None
         path = self._root / name
         digest = hashlib.blake2b(digest_size=16)
@@ -169,6 +171,11 @@ class AdapterFolders:
                 self._root,
                 why,
             )
+
+
+def _may_be_shown(name: str) -> bool:
+    """Not so a name that is not UTF-8, or holds control characters: no list or log could carry it."""
+    return name.isprintable() and name != ""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -26,7 +26,7 @@ from lora_plugin.watcher import Watcher
 logger = logging.getLogger("lora_plugin")
 
 _FIRST_SCAN_SECONDS = 30.0
-_CONFIRM_SECONDS = 2.0
+_CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
 
 

@@ -55,6 +55,7 @@ class Outcome:
     packed: PackedAdapter | None = None
     reason: Reason | None = None
     transient: bool = False
+    job: Job | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for RPC."""
@@ -96,7 +97,7 @@ class Stager:
         outcome = self._outcomes.get(job.adapter_id)
         if outcome is not None and outcome.reason is None:
             return
-        self._outcomes[job.adapter_id] = Outcome()
+        self._outcomes[job.adapter_id] = Outcome(job=job)
         self._ensure_thread()
         self._jobs.put(job)
 
@@ -133,8 +134,10 @@ class Stager:
         _leave_the_engine_alone()
         while (job := self._jobs.get()) is not None:
             started = time.monotonic()
+            if not self._is_current(job):
+                continue
             outcome = self._load(job)
-            if job.adapter_id in self._outcomes:
+            if self._is_current(job):
                 self._outcomes[job.adapter_id] = outcome
             if outcome.reason is not None:
                 logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
@@ -146,6 +149,11 @@ class Stager:
                     outcome.packed.nbytes / 1e6,
                     (time.monotonic() - started) * 1e3,
                 )
+
+    def _is_current(self, job: Job) -> bool:
+        """Whether the job is still wanted: not forgotten, nor forgotten and asked for anew."""
+        outcome = self._outcomes.get(job.adapter_id)
+        return outcome is not None and outcome.job is job
 
     def _load(self, job: Job) -> Outcome:
         folder = Path(job.path)

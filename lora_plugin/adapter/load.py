@@ -130,10 +130,17 @@ def load(
     seen = snapshot(root, name, max_bytes, trusted=trusted)
     config = _read_config(seen)
     heads = _read_heads(seen)
-    packer = Packer(match(_tensors(seen, heads), layout, config), layout, pin=pin)
+    plan = match(_tensors(seen, heads), layout, config)
+    packer = Packer(plan, layout, pin=pin)
     digest = ContentDigest(config.canonical)
-    for head in heads:
-        _read_weights(head, packer, digest)
+    try:
+        for head in heads:
+            _read_weights(head, packer, digest)
+        packer.check_magnitudes(plan)
+    except AdapterRejected:
+        # Bytes that were being overwritten prove nothing about the version that was asked for.
+        _check_unchanged(root, name, seen, trusted)
+        raise
     if expected_digest is None:
         _check_unchanged(root, name, seen, trusted)
     elif digest.hexdigest() != expected_digest:

@@ -15,6 +15,8 @@ from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import Layer, ModelLayout
 
 _STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LARGEST: Final = {torch.float32: 1e8, torch.bfloat16: 1e8, torch.float16: 1e4}
+"""Of the product of A and B, element by element: trained ones stay far below, and no layer overflows."""
 _SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -61,6 +63,7 @@ class Packer:
         slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
         self.adapter = PackedAdapter(plan.rank, plan.nbytes, _views(plan, layout, slab), slab)
         self._uses: dict[str, list[_Use]] = {}
+        self._largest: dict[str, float] = {}
         for planned, packed in zip(plan.layers, self.adapter.layers, strict=True):
             self._plan_layer(planned, packed, layout.layers[planned.layer])
 
@@ -82,11 +85,31 @@ class Packer:
         for scale, uses in _by_scale(self._uses[info.name]).items():
             served = (stored.float() * scale).to(self.adapter.slab.dtype)
             _check_finite(info, stored, served)
+            largest = served.abs().max().item() if served.numel() else 0.0
+            self._largest[info.name] = max(self._largest.get(info.name, 0.0), largest)
             for use in uses:
                 part = served[use.rows[0] : use.rows[1], use.columns[0] : use.columns[1]]
                 part = part.T if use.transpose else part
                 # A shard of a padded vocabulary reaches beyond the tensor; the rest stays zero.
                 use.into[: part.shape[0], : part.shape[1]].copy_(part)
+
+    def check_magnitudes(self, plan: Plan) -> None:
+        """Finite weights of absurd size overflow in the model: the NaN would reach caches that others share.
+
+        Raises:
+            AdapterRejected: NOT_FINITE.
+        """
+        limit = _LARGEST[self.adapter.slab.dtype]
+        for part in (part for layer in plan.layers for part in layer.slices if part is not None):
+            product = self._largest[part.a.name] * self._largest[part.b.name]
+            if product > limit:
+                raise AdapterRejected(
+                    Code.NOT_FINITE,
+                    f"{show(part.b.name)} would overflow in the model",
+                    expected=f"max |A| * max |B| * scale up to {limit:g}",
+                    found=f"{product:.3g}",
+                    hint="the training may have diverged, or lora_alpha is wrong",
+                )
 
     def _plan_layer(self, planned: LayerPlan, packed: PackedLayer, layer: Layer) -> None:
         for index, plan in enumerate(planned.slices):

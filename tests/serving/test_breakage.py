@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from server import BASE, Server, get
-from tiny import logprobs
+from tiny import logprobs, make_adapter
 
 FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "8", "--max-model-len", "2048")
 ENV = {"LORA_PLUGIN_SETTLE_SECONDS": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -170,3 +170,69 @@ def test_hundreds_of_folders_at_once(server: Server, sources: dict[str, Path], p
         answers = pool.map(lambda name: server.complete(name, prompt, 4).output, names[::40])
     # The same content under every name.
     assert len({tuple(output) for output in answers}) == 1
+
+
+def test_prompt_log_probabilities_beside_other_adapters(
+    server: Server, model: Path, sources: dict[str, Path], tmp_path: Path, prompt: list[int]
+) -> None:
+    """They are logits of prompt rows, request by request: of the request's own adapter, lm_head included."""
+    head = make_adapter(tmp_path / "head", model, seed=77, rank=4, targets=("q_proj", "lm_head"))
+    folders = {"head": head, "alpha": sources["alpha"], BASE: None}
+    for name, folder in folders.items():
+        if folder is not None:
+            server.drop(folder, name)
+            server.wait_listed(name)
+
+    def ask(name: str) -> list[float]:
+        answer = server.client.completions.create(
+            model=name, prompt=prompt, echo=True, logprobs=1, max_tokens=1, temperature=0
+        )
+        scores: list[float] = answer.choices[0].logprobs.token_logprobs[1 : len(prompt)]
+        return scores
+
+    names = [*folders] * 4
+    with ThreadPoolExecutor(16) as threads:
+        others = [threads.submit(server.complete, name, prompt, 60) for name in folders]
+        answers = list(threads.map(ask, names))
+    for name, scores in zip(names, answers, strict=True):
+        assert scores == pytest.approx(logprobs(model, folders[name], prompt[:1], prompt[1:]), abs=2e-4), name
+    for name, other in zip(folders, others, strict=True):
+        done = other.result()
+        assert done.logprobs == pytest.approx(logprobs(model, folders[name], prompt, done.output), abs=5e-4)
+
+
+def test_weights_that_overflow_reach_no_one(
+    server: Server, sources: dict[str, Path], tmp_path: Path, prompt: list[int]
+) -> None:
+    before = server.complete(BASE, prompt, 8).output
+    folder = shutil.copytree(sources["alpha"], tmp_path / "huge")
+    configured(lora_alpha=1e29)(folder)
+    server.drop(folder, "huge")
+    server.wait_for(
+        lambda: server.admin("/v1/adapters/huge")[1].get("state") == "rejected", 15, "huge to be rejected"
+    )
+    assert server.admin("/v1/adapters/huge")[1]["reason"]["code"] == "not-finite"
+    status, _ = get(f"{server.url}/v1/completions", "POST", {"model": "huge", "prompt": prompt})
+    assert status == 400
+    assert server.complete(BASE, prompt, 8).output == before
+
+
+def test_scoring_uses_the_adapter_that_it_names(server: Server, sources: dict[str, Path]) -> None:
+    server.drop(sources["alpha"], "alpha")
+    server.wait_listed("alpha")
+    question = {"query": "hi there", "items": ["x"], "label_token_ids": [65, 66]}
+    answers = []
+    for name in (BASE, "alpha"):
+        status, body = get(f"{server.url}/generative_scoring", "POST", {"model": name, **question})
+        assert status == 200
+        answers.append(json.loads(body)["data"][0]["score"])
+    assert answers[0] != answers[1]
+
+
+def test_a_folder_name_that_is_not_utf8_hides_nothing(server: Server, sources: dict[str, Path]) -> None:
+    odd = os.fsencode(server.adapters) + b"/bad\xff"
+    os.mkdir(odd)  # noqa: PTH102 - a name that no str path of the test has
+    server.drop(sources["alpha"], "alpha")
+    server.wait_listed("alpha")
+    assert server.admin("/v1/adapters")[0] == 200
+    os.rmdir(odd)  # noqa: PTH106

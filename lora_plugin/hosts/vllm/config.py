@@ -116,6 +116,16 @@ def keep_compile_mode(original: Callable[..., Any]) -> Callable[..., Any]:
     return check_and_update_config
 
 
+def experts_without_lora(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `FusedMoEConfig` as the expert layers make it: their LoRA switch stays off."""
+
+    def make_config(*args: Any, **kwargs: Any) -> Any:
+        kwargs["is_lora_enabled"] = False
+        return original(*args, **kwargs)
+
+    return make_config
+
+
 def _refuse_contradictions(args: Any) -> None:
     refused = [
         (args.fully_sharded_loras, "--fully-sharded-loras", "leave it out: the arena shards what pays"),

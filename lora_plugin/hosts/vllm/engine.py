@@ -26,7 +26,7 @@ from lora_plugin.stager import Job
 logger = logging.getLogger("lora_plugin")
 
 # A staged version is kept this long for the request that it was staged for; its arrival ends that.
-HOLD_SECONDS = 5.0
+HOLD_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 _MAX_FAILURES = 1000
 

@@ -6,6 +6,7 @@ weight reloading); everything they store or compute for LoRA is replaced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -78,6 +79,7 @@ class ArenaLogitsProcessor(LogitsProcessorWithLoRA):  # type: ignore[misc]
     """lm_head: the delta is added to the gathered logits of the sampled rows."""
 
     handle: int
+    before_logits: Callable[[int], None]
 
     def _get_logits(
         self,
@@ -88,6 +90,7 @@ class ArenaLogitsProcessor(LogitsProcessorWithLoRA):  # type: ignore[misc]
     ) -> torch.Tensor | None:
         if skip_gather:
             raise NotImplementedError("an lm_head adapter needs the gathered logits")
+        self.before_logits(hidden_states.shape[0])
         head = getattr(lm_head, "base_layer", lm_head)
         logits = self.base_layer._gather_logits(
             self.base_layer._apply_head(head, hidden_states, embedding_bias)

@@ -169,6 +169,20 @@ SEAMS: tuple[Seam, ...] = (
         "the scheduler's orders come before the step",
     ),
     Seam(
+        _V1,
+        "GPUModelRunner._get_prompt_logprobs_dict",
+        runner.prompt_logprobs,
+        ("self", "hidden_states", "num_scheduled_tokens"),
+        "makes logits of other rows than the step's sampled ones",
+    ),
+    Seam(
+        "vllm.model_executor.layers.fused_moe.layer",
+        "FusedMoEConfig",
+        config.experts_without_lora,
+        None,
+        "expert layers are not wrapped, and told that LoRA is on a CPU's base request fails",
+    ),
+    Seam(
         _V2,
         "GPUModelRunner.execute_model",
         runner.execute_model,

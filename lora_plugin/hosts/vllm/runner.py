@@ -55,6 +55,33 @@ def set_active_loras(original: Callable[..., None]) -> Callable[..., None]:
     return method
 
 
+def prompt_logprobs(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Around the V1 runner's `_get_prompt_logprobs_dict`: logits of prompt rows, request by request."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        adapters = _adapters(self)
+        wanted = self.num_prompt_logprobs
+        if adapters is None or not wanted:
+            return original(self, *args, **kwargs)
+        results: dict[str, Any] = {}
+        for request_id in list(wanted):
+            index = self.input_batch.req_id_to_index.get(request_id)
+            adapter_id = 0 if index is None else int(self.input_batch.request_lora_mapping[index])
+            # The host takes a request whose prompt is done out of the dict that it finds.
+            self.num_prompt_logprobs = {request_id: wanted[request_id]}
+            try:
+                with adapters.prompt_logits(adapter_id):
+                    results |= original(self, *args, **kwargs)
+                if request_id not in self.num_prompt_logprobs:
+                    del wanted[request_id]
+            finally:
+                self.num_prompt_logprobs = wanted
+        return results
+
+    return method
+
+
 class RequestRows:
     """What the V2 runner's `make_lora_inputs` hands to `_set_active_loras` instead of one entry per token."""
 

@@ -106,7 +106,12 @@ def shutdown(original: Callable[..., None]) -> Callable[..., None]:
 
 def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around `BaseServing._check_model`: the request's model becomes a version that is ready, or an error."""
-    from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+    from vllm.entrypoints.scale_out.derender.serving import ServingDerender
+    from vllm.entrypoints.scale_out.render.serving import ServingRender
+    from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+
+    # They only need to know that the name is right; whatever runs the model needs the adapter.
+    names_only = (ServingTokenization, ServingRender, ServingDerender)
 
     @functools.wraps(original)
     async def method(self: Any, request: Any) -> Any:
@@ -116,8 +121,7 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.request_logger is not None:
             self.request_logger.log_request_body(request)
         try:
-            # Tokenize and render only need to know that the name is right.
-            await _select(service, request.model, stage=isinstance(self, GenerateBaseServing))
+            await _select(service, request.model, stage=not isinstance(self, names_only))
         except AdapterNotFound:
             return await original(self, request)
         except LoraPluginError as error:

@@ -16,7 +16,7 @@ from vllm.lora.layers import LoRAMapping, LoRAMappingType
 from vllm.lora.request import LoRARequest
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_plugin import kernels
+from lora_plugin.kernels import Batch, register
 from lora_plugin.arena import Arena
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.hosts.vllm.config import arena_shape, required_settings
@@ -51,6 +51,8 @@ class WorkerAdapters:
         assert vllm_config.lora_config is not None
         self._lora_config = vllm_config.lora_config
         self._device = device
+        self._prompt_adapter: int | None = None
+        self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
         """Wrap the model's layers and allocate everything at full size, before memory is profiled."""
@@ -66,7 +68,8 @@ class WorkerAdapters:
         self._logits = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
         for wrapped, weights in zip(wrapper.wrapped, self.arena.weights, strict=True):
             batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
-            wrapped.module.handle = kernels.register(weights, batch)
+            wrapped.module.handle = register(weights, batch)
+            wrapped.module.before_logits = self._fit_logits
         self.stager = Stager(
             self.layout, required_settings().max_adapter_bytes, pin=PIN_MEMORY and self._on_gpu
         )
@@ -85,9 +88,9 @@ class WorkerAdapters:
     def _on_gpu(self) -> bool:
         return self._device.type != "cpu"
 
-    def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> kernels.Batch:
+    def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> Batch:
         arena = self.arena
-        return kernels.Batch(
+        return Batch(
             rows,
             requests,
             arena.max_adapters,
@@ -132,6 +135,26 @@ class WorkerAdapters:
         """
         entries = self.arena.entries(ids)
         self._tokens.update(entries, tokens, self.arena.first_rows, self.arena.ranks)
+        self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
+        self._sampled = (ids.copy(), samples.copy())
+
+    @contextmanager
+    def prompt_logits(self, adapter_id: int) -> Iterator[None]:
+        """Logits made inside are of prompt rows of one request, however many (prompt log-probabilities)."""
+        before = self._sampled
+        self._prompt_adapter = adapter_id
+        try:
+            yield
+        finally:
+            self._prompt_adapter = None
+            self._update_logits(*before)
+
+    def _fit_logits(self, rows: int) -> None:
+        if self._prompt_adapter is not None:
+            self._update_logits(np.array([self._prompt_adapter], np.int64), np.array([rows], np.int32))
+
+    def _update_logits(self, ids: Ids, samples: Counts) -> None:
+        entries = self.arena.entries(ids)
         self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
 
     def set_active_adapters(self, requests: set[Any], mapping: LoRAMapping | None) -> None:
