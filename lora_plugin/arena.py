@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lora_plugin.kernels import LayerWeights
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import Code, LoraPluginError
+from lora_plugin.kernels import LayerWeights
 from lora_plugin.layout import Kind, Layer, ModelLayout
 
 

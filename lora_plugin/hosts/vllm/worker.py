@@ -16,11 +16,11 @@ from vllm.lora.layers import LoRAMapping, LoRAMappingType
 from vllm.lora.request import LoRARequest
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_plugin.kernels import Batch, register
 from lora_plugin.arena import Arena
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.hosts.vllm.config import arena_shape, required_settings
 from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
+from lora_plugin.kernels import Batch, register
 from lora_plugin.layout import Kind, ModelLayout
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
