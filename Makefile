@@ -26,7 +26,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PYTHON=$(BIN)/python bash tools/typecheck.sh
+	PYTHON=$(CURDIR)/$(BIN)/python bash tools/typecheck.sh
 
 bench: model
 	$(BIN)/python benchmarks/cpu_serving.py --model $(MODEL) --json .cache/cpu_serving.json
