@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB = 259
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -29,7 +37,7 @@ def make_model(target: Path, *, seed: int = 0, tie: bool = False) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=2048,
+        max_position_embeddings=8192,
         tie_word_embeddings=tie,
         bos_token_id=256,
         eos_token_id=257,
@@ -38,6 +46,30 @@ def make_model(target: Path, *, seed: int = 0, tie: bool = False) -> Path:
         initializer_range=0.08,
     )
     LlamaForCausalLM(config).save_pretrained(target)
+    tokenizer().save_pretrained(target)
+    return target
+
+
+def make_moe(target: Path) -> Path:
+    """Write a 2-layer Mixtral of four experts, float32."""
+    torch.manual_seed(3)
+    config = MixtralConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+        initializer_range=0.08,
+    )
+    MixtralForCausalLM(config).save_pretrained(target)
     tokenizer().save_pretrained(target)
     return target
 
@@ -57,9 +89,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @lru_cache(maxsize=2)
-def base_model(path: Path) -> LlamaForCausalLM:
+def base_model(path: Path) -> PreTrainedModel:
     """The model in transformers, float32."""
-    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def make_adapter(
@@ -78,7 +110,7 @@ def make_adapter(
     lora = LoraConfig(
         r=rank, lora_alpha=config.pop("lora_alpha", 2 * rank), target_modules=list(targets), **config
     )
-    peft_model = get_peft_model(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32), lora)
+    peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), lora)
     for name, parameter in peft_model.named_parameters():
         if "lora_" in name:
             parameter.data.normal_(std=strength * 0.3 / rank**0.5 if "_B" in name else 0.06)
@@ -96,7 +128,7 @@ def logprobs(model: Path, adapter: Path | None, prompt: Sequence[int], output: S
     """The log-probability of each output token, by transformers with PEFT in float32."""
     network: torch.nn.Module = base_model(model)
     if adapter is not None:
-        fresh = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+        fresh = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         network = PeftModel.from_pretrained(fresh, adapter).eval()
     ids = torch.tensor([[*prompt, *output]])
     with torch.no_grad():
