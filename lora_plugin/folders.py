@@ -189,7 +189,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _walk(path: str, depth: int) -> Iterator[bytes]:
     try:
         with os.scandir(path) as found:
-            entries = sorted(found, key=lambda entry: (entry.is_dir(follow_symlinks=False), entry.name))
+            entries = sorted(found, key=_importance)
     except FileNotFoundError:
         return
     except PermissionError as error:
@@ -202,6 +202,11 @@ def _walk(path: str, depth: int) -> Iterator[bytes]:
             yield _unknown(entry.path, error)
         if depth > 1 and entry.is_dir(follow_symlinks=False):
             yield from _walk(entry.path, depth - 1)
+
+
+def _importance(entry: os.DirEntry[str]) -> tuple[bool, bool, str]:
+    # The adapter's own files come first: however many others there are, their changes are seen.
+    return entry.is_dir(follow_symlinks=False), not entry.name.startswith("adapter_"), entry.name
 
 
 def _line(name: str, found: os.stat_result) -> bytes:

@@ -84,7 +84,9 @@ def make_step(
 ) -> Step:
     choice, costs = way
     if choice not in kernels.available("cpu", dtype):
-        pytest.skip(f"no {choice} kernels for {dtype} here")
+        pytest.skip(
+            f"{choice} kernels do not serve {dtype} on this machine: native is for bf16, fp32, and AVX512"
+        )
     batch = kernels.Batch(2048, 256, len(ranks), arena_rows, "cpu", dtype, costs, choice)
     step = Step(batch, [])
     change_step(step, adapters, counts, first_rows, ranks)
