@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from lora_plugin.kernels.triton.expand import expand
 from lora_plugin.kernels.triton.shrink import embed, shrink
 from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, choose_shape
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 163),

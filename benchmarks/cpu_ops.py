@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lora_plugin.kernels import reference
 from torch import Tensor
 
 from lora_plugin import kernels
+from lora_plugin.kernels import reference
 
 Clock = Callable[[], float]
 ARENA_ROWS = 2048

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.layer import LayerWeights, Shape
@@ -13,7 +15,6 @@ from lora_plugin.kernels.product import Product, make_product
 from lora_plugin.kernels.runs import IntArray, find_runs
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 from lora_plugin.kernels.workspace import Workspace
-from numpy.typing import NDArray
 
 CELLS_PER_TOKEN = 64
 """A longest run of this rank is one product; a higher rank is cut into several."""

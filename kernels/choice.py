@@ -6,6 +6,7 @@ import logging
 from functools import cache
 
 import torch
+
 from lora_plugin.kernels.native import library as native
 
 logger = logging.getLogger(__name__)

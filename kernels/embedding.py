@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.plan import Tile
 from lora_plugin.kernels.workspace import Workspace
-from torch import Tensor
 
 
 class EmbeddingProduct:

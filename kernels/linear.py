@@ -7,10 +7,11 @@ adapter (it may overflow) never reaches it.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.layer import Shape
 from lora_plugin.kernels.plan import Tile
 from lora_plugin.kernels.workspace import Workspace
-from torch import Tensor
 
 
 def multiplications(shape: Shape, tile: Tile) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.batch import Batch
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.native.layer import NativeLayer
 from lora_plugin.kernels.plan import Tile
 from lora_plugin.kernels.product import Product
-from torch import Tensor
 
 Compute = Callable[[Tensor, Tensor], None]
 """Adds the adapters' share to y, from x or ids."""

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lora_plugin.kernels.costs import Costs
-from lora_plugin.kernels.runs import IntArray, Runs
 from numpy.typing import NDArray
 from torch import Tensor
+
+from lora_plugin.kernels.costs import Costs
+from lora_plugin.kernels.runs import IntArray, Runs
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.embedding import EmbeddingProduct
 from lora_plugin.kernels.layer import Shape
 from lora_plugin.kernels.linear import LinearProduct, WideProduct, multiplications
 from lora_plugin.kernels.plan import Tile
 from lora_plugin.kernels.workspace import Workspace
-from torch import Tensor
 
 
 class Product(Protocol):

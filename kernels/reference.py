@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from lora_plugin.kernels.layer import LayerWeights
 from torch import Tensor
+
+from lora_plugin.kernels.layer import LayerWeights
 
 
 def lora_apply(y: Tensor, x: Tensor, weights: LayerWeights, rows: Sequence[tuple[int, int] | None]) -> Tensor:

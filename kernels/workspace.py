@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.costs import Costs
 from lora_plugin.kernels.layer import Shape
-from torch import Tensor
 
 
 class Workspace:

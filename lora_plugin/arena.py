@@ -89,12 +89,6 @@ class Arena:
         if resident is not None:
             self._free_entries.append(resident.entry)
 
-    def drop_all(self) -> None:
-        """Forget every adapter and what the rows hold (their memory may have been lost)."""
-        for adapter_id in list(self._residents):
-            self.drop(adapter_id)
-        self._dirty[:] = True
-
     def entries(self, adapter_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """The table index of each request's adapter.
 

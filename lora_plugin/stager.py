@@ -54,13 +54,12 @@ class Outcome:
 
     packed: PackedAdapter | None = None
     reason: Reason | None = None
-    transient: bool = False
     job: Job | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for RPC."""
         if self.reason is not None:
-            return {"state": "failed", "reason": self.reason.to_dict(), "transient": self.transient}
+            return {"state": "failed", "reason": self.reason.to_dict()}
         if self.packed is None:
             return {"state": "staging"}
         return {"state": "ready", "rank": self.packed.rank, "nbytes": self.packed.nbytes}
@@ -169,14 +168,14 @@ class Stager:
                 trusted=not job.digest,
             )
         except LoraPluginError as error:
-            return Outcome(reason=error.reason, transient=error.status == 503)
+            return Outcome(reason=error.reason)
         except Exception as error:
             # Whatever a file can provoke ends this adapter's load, not the thread.
             logger.exception("staging adapter '%s' failed", job.name)
             reason = Reason(
                 Code.INTERNAL, "the adapter could not be read", found=f"{type(error).__name__}: {error}"
             )
-            return Outcome(reason=reason, transient=True)
+            return Outcome(reason=reason)
         return Outcome(packed=packed)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.native.library import DTYPES, LayerTable, load
 from lora_plugin.kernels.native.step import NativeStep
-from torch import Tensor
 
 _KINDS = {torch.int32: 1, torch.int64: 2}
 """The kernel's number for an embedding of such ids; 0 is a linear layer."""

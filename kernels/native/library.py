@@ -7,6 +7,7 @@ import logging
 from functools import cache
 
 import torch
+
 from lora_plugin.kernels.native.build import Unavailable, build
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import torch
+
 from lora_plugin.kernels.native.library import StepTable
 from lora_plugin.kernels.runs import Runs, cut, sort_by_adapter
 

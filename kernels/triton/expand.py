@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from lora_plugin.kernels.triton.shrink import point_at_rows, read_tile
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.triton import expand as expanding
 from lora_plugin.kernels.triton import shrink as shrinking
 from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, architecture, choose_shape
 from lora_plugin.kernels.triton.tiles import DeviceTiles
-from torch import Tensor
 
 
 class DeviceLayer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from lora_plugin.kernels.triton.tables import CUTS
 
 

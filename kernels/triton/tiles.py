@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from lora_plugin.kernels.runs import RECORD, Runs, Sorted, cut, sort_by_adapter
 from lora_plugin.kernels.triton.scratch import Scratch
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
-from numpy.typing import NDArray
-from torch import Tensor
 
 _NONE = np.empty((0, RECORD), dtype=np.int32)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from lora_plugin.kernels import reference
-from lora_plugin.kernels.costs import DEFAULT, Costs
 from torch import Tensor
 
 from lora_plugin import kernels
+from lora_plugin.kernels import reference
+from lora_plugin.kernels.costs import DEFAULT, Costs
 
 GARBAGE = 3e4
 """In every arena row that no adapter owns; with it, a product overflows in float16."""

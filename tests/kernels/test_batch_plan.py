@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lora_cases import STRATEGIES, extents
+
 from lora_plugin.kernels import Batch, available, choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
 from lora_plugin.kernels.plan import Tile

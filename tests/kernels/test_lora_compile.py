@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from lora_cases import WAYS, change_step, extents, make_step, random_layer
-from lora_plugin.kernels.costs import Costs
 from torch import Tensor
 
 from lora_plugin import kernels
+from lora_plugin.kernels.costs import Costs
 
 FIRST_ROWS, RANKS, ARENA_ROWS = extents((8, 5))
 

@@ -17,10 +17,10 @@ from lora_cases import (
     make_step,
     random_layer,
 )
-from lora_plugin.kernels import reference
-from lora_plugin.kernels.costs import Costs
 
 from lora_plugin import kernels
+from lora_plugin.kernels import reference
+from lora_plugin.kernels.costs import Costs
 
 RANKS = (1, 4, 5, 8, 24, 64, 128)
 DTYPES = tuple(TOLERANCE)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from lora_cases import WAYS, check_apply, extents, make_step, random_layer
-from lora_plugin.kernels import Batch, choose, reference
-from lora_plugin.kernels.native import build, library
 
 from lora_plugin import kernels
+from lora_plugin.kernels import Batch, choose, reference
+from lora_plugin.kernels.native import build, library
 
 NATIVE = WAYS["native"]
 DTYPES = (torch.bfloat16, torch.float32)

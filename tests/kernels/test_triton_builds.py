@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from lora_plugin.kernels.triton.tables import TABLES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from lora_plugin.kernels import Batch, batch, choice, op, register, unregister_all
-from lora_plugin.kernels.triton.layer import DeviceLayer
 from triton_layers import Step, Subject, assert_close, expand, shrink
 from triton_strict import interpreted
+
+from lora_plugin.kernels import Batch, batch, choice, op, register, unregister_all
+from lora_plugin.kernels.triton.layer import DeviceLayer
 
 
 def test_auto_takes_triton_on_a_gpu_and_torch_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from lora_plugin.kernels import Batch, LayerWeights, reference, register, unregister_all
 from torch import Tensor
+
+from lora_plugin.kernels import Batch, LayerWeights, reference, register, unregister_all
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FIRST_ROWS, RANKS = np.array([0, 8, 40, 64]), np.array([8, 24, 4, 64])

@@ -9,13 +9,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from triton.runtime.errors import InterpreterError
+from triton_layers import CPU, Step, Subject, assert_close, expand, layer, shrink
+from triton_strict import interpreted
+
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.runs import find_runs
 from lora_plugin.kernels.triton.layer import DeviceLayer
 from lora_plugin.kernels.triton.tiles import DeviceTiles
-from triton.runtime.errors import InterpreterError
-from triton_layers import CPU, Step, Subject, assert_close, expand, layer, shrink
-from triton_strict import interpreted
 
 MIXED = (1, 4, 8, 24, 64, 128)
 EMPTY = Step((), ())

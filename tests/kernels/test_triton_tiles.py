@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lora_plugin.kernels.runs import find_runs
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from lora_plugin.kernels.triton.tiles import DeviceTiles

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from triton_strict import StrictBuilder, interpreted
+
 from lora_plugin.kernels import reference
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.runs import find_runs
 from lora_plugin.kernels.triton import expand, layer, shrink
 from lora_plugin.kernels.triton.layer import DeviceLayer
 from lora_plugin.kernels.triton.tiles import DeviceTiles
-from torch import Tensor
-from triton_strict import StrictBuilder, interpreted
 
 __all__ = ["Step", "Subject", "assert_close", "expand", "layer", "shrink"]
 

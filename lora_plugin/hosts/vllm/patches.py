@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from lora_plugin.errors import HostIncompatible
-from lora_plugin.hosts.vllm import config, engine, runner, scheduler, server
+from lora_plugin.hosts.vllm import config, engine, lost, runner, scheduler, server
 from lora_plugin.hosts.vllm.seams import Seam, apply_all
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
 
@@ -99,6 +99,20 @@ SEAMS: tuple[Seam, ...] = (
         server.shutdown,
         ("self",),
         "watcher and admin endpoint end",
+    ),
+    Seam(
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.generate",
+        lost.generate,
+        ("self", "prompt", "sampling_params", "request_id"),
+        "a request whose adapter was lost is told why",
+    ),
+    Seam(
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.encode",
+        lost.encode,
+        ("self", "prompt", "pooling_params", "request_id"),
+        "a request whose adapter was lost is told why",
     ),
     Seam(
         "vllm.config.scheduler",

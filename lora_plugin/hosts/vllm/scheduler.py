@@ -8,10 +8,13 @@ from typing import Any, ClassVar
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import Request, RequestStatus
 
+from lora_plugin.errors import Reason
 from lora_plugin.hosts.vllm.config import active, arena_shape, required_settings
 from lora_plugin.hosts.vllm.engine import EngineAdapters, executor_of
+from lora_plugin.hosts.vllm.lost import output_for
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
 
@@ -33,6 +36,7 @@ class LoraSchedulerMixin:
         slabs, slab_rows = arena_shape(lora_config)
         self.pool = AdapterPool(slabs, slab_rows, int(required_settings().host_memory))
         self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool)  # type: ignore[attr-defined]
+        self._lost: dict[str, Reason] = {}
         # The pool is the limit: the host's own count of distinct adapters must never be the lower one.
         self.lora_config = copy.copy(lora_config)
         self.lora_config.max_loras = 1 << 30
@@ -65,10 +69,22 @@ class LoraSchedulerMixin:
         lora_request: LoRARequest | None = request.lora_request
         if lora_request is None or self.pool.try_admit(lora_request.lora_int_id):
             return True
-        if self.adapters.park(lora_request.lora_int_id) is not None:
-            # Finished as this request's error at the end of the step.
-            self.grammar_compile_error_reqs.add(request.request_id)  # type: ignore[attr-defined]
+        reason = self.adapters.park(lora_request.lora_int_id)
+        if reason is not None:
+            self._lost[request.request_id] = reason
         return False
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
+        lost = self._finish_lost()
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        for client_index, output in lost:
+            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(output)
+        return outputs
+
+    def _finish_lost(self) -> list[tuple[int, EngineCoreOutput]]:
+        reasons, self._lost = self._lost, {}
+        finished: list[Request] = self.finish_requests(reasons, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
+        return [(r.client_index, output_for(r, reasons[r.request_id])) for r in finished]
 
 
 def take_orders(output: SchedulerOutput) -> Orders:
