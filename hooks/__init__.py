@@ -1,1 +1,27 @@
-"""The hook set: pluggy specs, the manager, the built-in hooks."""
+"""The hooks: where plugins of the plugin take part. Needs pluggy only."""
+
+from lora_plugin.hooks.specs import hookimpl
+from lora_plugin.hooks.types import (
+    Adapter,
+    Batch,
+    Compute,
+    LinearLayer,
+    Refusal,
+    Request,
+    Selection,
+    Source,
+    WaitingRequest,
+)
+
+__all__ = [
+    "Adapter",
+    "Batch",
+    "Compute",
+    "LinearLayer",
+    "Refusal",
+    "Request",
+    "Selection",
+    "Source",
+    "WaitingRequest",
+    "hookimpl",
+]

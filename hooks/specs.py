@@ -1,0 +1,160 @@
+"""Every hook: when it is called, in which process, what may be returned, what an exception does.
+
+A plugin implements those it needs, with `hookimpl`. For all of them: an exception is logged with the
+plugin's name and counts as no answer, so neither a request nor the engine is lost by it. "First result" means
+that implementations are asked in order, third-party ones before the built-in ones, until one returns
+something other than None; "all" means that every one is called. A plugin may leave out parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from lora_plugin.hooks.types import (
+    Adapter,
+    Batch,
+    Compute,
+    LinearLayer,
+    Refusal,
+    Request,
+    Selection,
+    Source,
+    WaitingRequest,
+)
+
+if TYPE_CHECKING:
+    from aiohttp.web import RouteDef
+    from prometheus_client import CollectorRegistry
+
+PROJECT = "lora_plugin"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# Request parsing: API server, on the event loop unless said otherwise. They must not block.
+
+
+@hookspec(firstresult=True)
+def select_adapter(request: Request) -> Selection | None:
+    """Which adapter a request names. First result.
+
+    Called once per request, before the name is looked up. None: another way of naming decides; when all say
+    None, `request.model` is looked up as it is, and a name that nobody knows is a 404.
+    """
+
+
+@hookspec(firstresult=True)
+def authorize(request: Request, adapter: str) -> Refusal | None:
+    """Whether a request may have an adapter. First refusal; None lets it pass.
+
+    Called after the name was selected and before the adapter is loaded; `adapter` is the catalog's name.
+    Requests for the base model are not asked about. An exception refuses the request with a 503: access
+    control that fails must not let anyone in.
+    """
+
+
+@hookspec(firstresult=True)
+def resolve_source(name: str) -> Source | None:
+    """Where an adapter that the catalog does not know may come from. First result.
+
+    Called for a valid adapter name, on a thread, once however many requests wait. The folder that the source
+    fetches is put into the watched directory under this name and is then like any other. None: nobody knows
+    it, the client gets a 404.
+    """
+
+
+# Batch construction
+
+
+@hookspec
+def admit(batch_so_far: Sequence[str | None], request: WaitingRequest) -> bool | None:
+    """Whether a waiting request may join the step. All; one False keeps it waiting, for this step only.
+
+    Called in the engine, on the thread that steps, for each request whose adapter would fit: it must take
+    microseconds. `batch_so_far` has the adapter's name (None: base model) of every request in the step.
+    """
+
+
+@hookspec
+def batch_built(batch: Batch) -> None:
+    """The rows of the next step are known. All.
+
+    Called in every worker, before the model runs: it must take microseconds. Nothing is built for it where no
+    plugin implements it.
+    """
+
+
+# Linear layers: every worker
+
+
+@hookspec(firstresult=True)
+def make_linear(layer: LinearLayer) -> Compute | None:
+    """What computes the adapters' share of a layer. First result.
+
+    Called once per layer, when it is wrapped; the answer is called in every step, within the op
+    `torch.ops.lora_plugin.lora_apply`, so that a compiled model calls it too. It must not raise: there is no
+    other answer for the step. `layer.compute` is the plugin's own, which it may call. On a GPU it may be
+    captured in a graph. None: `layer.compute` as it is.
+    """
+
+
+@hookspec
+def linear_observer(layer: LinearLayer) -> Compute | None:
+    """What looks at x and y of a layer after the adapters' share was added. All.
+
+    Called once per layer, when it is wrapped; the answers are called in every step and must change nothing.
+    An observer that raises is logged, and not called again. Nothing is called where nobody observes.
+    """
+
+
+# Lifecycle. The first four in the API server, on whatever thread noticed; the others in the engine.
+
+
+@hookspec
+def adapter_discovered(adapter: Adapter) -> None:
+    """A folder was seen for the first time. All."""
+
+
+@hookspec
+def adapter_rejected(adapter: Adapter) -> None:
+    """A folder cannot be served; `adapter.reason` says why. All."""
+
+
+@hookspec
+def adapter_ready(adapter: Adapter) -> None:
+    """A new name, or a new version of one, is served from now on. All."""
+
+
+@hookspec
+def adapter_retired(adapter: Adapter) -> None:
+    """A name is served no longer: its folder is gone, or the operator unloaded it. All."""
+
+
+@hookspec
+def adapter_activated(adapter: Adapter) -> None:
+    """A version was given rows on the device. All; on the thread that steps: it must take microseconds."""
+
+
+@hookspec
+def adapter_evicted(adapter: Adapter) -> None:
+    """A version lost its rows on the device. All; on the thread that steps: it must take microseconds."""
+
+
+# The operator's side: API server with the admin endpoint, once at its start
+
+
+@hookspec
+def register_metrics(registry: CollectorRegistry) -> None:
+    """Add collectors to what `/metrics` exports. All."""
+
+
+@hookspec
+def admin_routes() -> Sequence[RouteDef] | None:
+    """Further routes of the admin endpoint, behind the same token. All.
+
+    A path must begin with `/x/`; others are left out, and said so.
+    """
