@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import openai
@@ -166,3 +168,25 @@ def test_prefill_of_many_tokens_and_prefix_cache_by_adapter(
         answer = server.complete(name, long, 4)
         expected = logprobs(model, source(sources, name), long, answer.output)
         assert answer.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_response_says_what_was_served(server: Server, prompt: list[int], stream: bool) -> None:
+    """The adapter and its version, or the base model; nothing where no model ran."""
+    version = server.admin("/v1/adapters/alpha")[1]["version"]
+    create = server.client.completions.with_raw_response.create
+    for name, expected in (("alpha", f"alpha@{version[:12]}"), (BASE, "base")):
+        answer = create(model=name, prompt=prompt, max_tokens=2, stream=stream)
+        assert answer.headers["x-lora-adapter"] == expected
+    for path, body in (
+        ("/tokenize", {"model": "alpha", "prompt": "hello"}),
+        ("/v1/completions", {"model": "?"}),
+    ):
+        request = urllib.request.Request(
+            server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            headers = urllib.request.urlopen(request).headers
+        except urllib.error.HTTPError as error:
+            headers = error.headers
+        assert "x-lora-adapter" not in headers

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from lora_plugin.errors import HostIncompatible
-from lora_plugin.hosts.vllm import config, engine, lost, runner, scheduler, server
+from lora_plugin.hosts.vllm import app, config, engine, lost, runner, scheduler, server
 from lora_plugin.hosts.vllm.seams import Seam, apply_all
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
 
@@ -36,6 +36,13 @@ SEAMS: tuple[Seam, ...] = (
         config.keep_compile_mode,
         ("vllm_config",),
         "LoRA switches the CPU's compile mode off",
+    ),
+    Seam(
+        "vllm.entrypoints.launchers.app",
+        "init_entrypoints_middleware",
+        app.add_middleware,
+        ("args", "app"),
+        "headers in and out, and the end of a response: the scope of a request",
     ),
     Seam(
         _MODELS,

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -19,13 +18,10 @@ from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError, SettingsE
 from lora_plugin.hosts.vllm.config import active, required_settings
 from lora_plugin.hosts.vllm.link import EngineLink
 from lora_plugin.hosts.vllm.requests import to_lora_request
-from lora_plugin.readiness import StageSpec
+from lora_plugin.routing.scope import Chosen, current_request
 from lora_plugin.service import Service
 
 logger = logging.getLogger("lora_plugin")
-
-# The version that this HTTP request was given: the host asks for it again, later and synchronously.
-_selected: ContextVar[StageSpec | None] = ContextVar("lora_plugin_selected", default=None)
 
 _MANAGED = (
     "adapters are managed by the watched directory: copy a folder into it to load one, delete the folder or "
@@ -44,10 +40,10 @@ class CatalogView(Mapping[str, LoRARequest]):
         return isinstance(name, str) and self._service.serves(name)
 
     def __getitem__(self, name: str) -> LoRARequest:
-        spec = _selected.get()
-        if spec is None or spec.name != name:
+        chosen = current_request().chosen
+        if chosen is None or chosen.spec is None or chosen.spec.name != name:
             raise KeyError(name)
-        return to_lora_request(spec, self._base_model)
+        return to_lora_request(chosen.spec, self._base_model)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._service.names())
@@ -116,7 +112,10 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def method(self: Any, request: Any) -> Any:
         service: Service | None = getattr(self.models, "lora_plugin_service", None)
-        if service is None or not request.model or self.models.is_base_model(request.model):
+        if service is None:
+            return await original(self, request)
+        if not request.model or self.models.is_base_model(request.model):
+            current_request().chosen = None if isinstance(self, names_only) else Chosen(None)
             return await original(self, request)
         if self.request_logger is not None:
             self.request_logger.log_request_body(request)
@@ -138,7 +137,10 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def method(self: Any, request: Any) -> Any:
         service: Service | None = getattr(self.models, "lora_plugin_service", None)
-        if service is None or not request.model or self.models.is_base_model(request.model):
+        if service is None:
+            return await original(self, request)
+        if not request.model or self.models.is_base_model(request.model):
+            current_request().chosen = Chosen(None)
             return await original(self, request)
         try:
             await _select(service, request.model, stage=True)
@@ -154,11 +156,12 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _select(service: Service, name: str, *, stage: bool) -> None:
+    request = current_request()
     if stage:
-        _selected.set(await service.select(name))
+        request.chosen = Chosen(await service.select(name))
     else:
         service.check(name)
-        _selected.set(None)
+        request.chosen = None
 
 
 def _error_type(status: HTTPStatus) -> str:
@@ -177,9 +180,9 @@ def maybe_get_adapters(original: Callable[..., Any]) -> Callable[..., Any]:
         if service is None or not request.model or self.models.is_base_model(request.model):
             return original(self, request, *args, **kwargs)
         # The version stays this request's, also when the folder was deleted since it was selected.
-        spec = _selected.get()
-        if spec is not None and spec.name == request.model:
-            return to_lora_request(spec, self.models.base_model_paths[0].name)
+        chosen = current_request().chosen
+        if chosen is not None and chosen.spec is not None and chosen.spec.name == request.model:
+            return to_lora_request(chosen.spec, self.models.base_model_paths[0].name)
         if service.serves(request.model):
             return None
         return original(self, request, *args, **kwargs)
