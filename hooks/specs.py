@@ -1,9 +1,10 @@
 """Every hook: when it is called, in which process, what may be returned, what an exception does.
 
 A plugin implements those it needs, with `hookimpl`. For all of them: an exception is logged with the
-plugin's name and counts as no answer, so neither a request nor the engine is lost by it. "First result" means
-that implementations are asked in order, third-party ones before the built-in ones, until one returns
-something other than None; "all" means that every one is called. A plugin may leave out parameters.
+plugin's name and counts as no answer, so neither a request nor the engine is lost by it; so does an answer of
+another type. "First result" means that implementations are asked in order, third-party ones before the
+built-in ones, until one returns something other than None; "all" means that every one is called. A plugin may
+leave out parameters. Implementations are plain functions or methods: neither async nor pluggy's wrappers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def select_adapter(request: Request) -> Selection | None:
     """Which adapter a request names. First result.
 
     Called once per request, before the name is looked up. None: another way of naming decides; when all say
-    None, `request.model` is looked up as it is, and a name that nobody knows is a 404.
+    None, `request.model` is looked up as it is, and a name that nobody knows is a 404. Where no other plugin
+    answers, the built-in ways are all asked: two that name different adapters are a 400.
     """
 
 
@@ -63,7 +65,8 @@ def resolve_source(name: str) -> Source | None:
 
     Called for a valid adapter name, on a thread, once however many requests wait. The folder that the source
     fetches is put into the watched directory under this name and is then like any other. None: nobody knows
-    it, the client gets a 404.
+    it, the client gets a 404. After an exception the next plugin is asked; where none answers, the client
+    gets a 503.
     """
 
 
@@ -98,7 +101,8 @@ def make_linear(layer: LinearLayer) -> Compute | None:
     Called once per layer, when it is wrapped; the answer is called in every step, within the op
     `torch.ops.lora_plugin.lora_apply`, so that a compiled model calls it too. It must not raise: there is no
     other answer for the step. `layer.compute` is the plugin's own, which it may call. On a GPU it may be
-    captured in a graph. None: `layer.compute` as it is.
+    captured in a graph. The built-in plugin `kernels` answers `layer.compute`; where it is blocked and nobody
+    answers, the start is refused.
     """
 
 

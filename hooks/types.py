@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,11 +54,18 @@ class Refusal:
 
     Attributes:
         message: one sentence for the client.
-        status: the HTTP status: 401, 403, 404 or 429.
+        status: the HTTP status: 401, 403, 404, 429 or 503.
+
+    Raises:
+        ValueError: for another status.
     """
 
     message: str
     status: int = 403
+
+    def __post_init__(self) -> None:
+        if self.status not in (401, 403, 404, 429, 503):
+            raise ValueError(f"a refusal has the status 401, 403, 404, 429 or 503, not {self.status}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class Adapter:
     reason: str | None = None
 
 
+@runtime_checkable
 class Source(Protocol):
     """A place that an adapter folder can be fetched from."""
 

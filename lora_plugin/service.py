@@ -16,6 +16,7 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError
 from lora_plugin.events import Event, EventKind
+from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
@@ -49,6 +50,7 @@ class Service:
         settings: the operator's.
         engines: the line to the engines.
         layout: the model's.
+        hooks: this process's.
         base_models: names that the base model is served under.
         with_admin: whether this process has the admin endpoint (one of several API servers does).
     """
@@ -58,12 +60,14 @@ class Service:
         settings: Settings,
         engines: Engines,
         layout: ModelLayout,
+        hooks: HookManager,
         *,
         base_models: Collection[str],
         with_admin: bool,
     ) -> None:
         self._settings = settings
         self._engines = engines
+        self._hooks = hooks
         self._catalog = Catalog.from_settings(settings, layout, base_models)
         self._watcher = Watcher(self._catalog, settings)
         self._readiness = Readiness(self._catalog, engines, settings)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from lora_plugin.setting_errors import SIZE, refuse_contradiction, refuse_invalid, refuse_unknown
@@ -55,6 +55,18 @@ def _positive(value: ByteSize) -> ByteSize:
     return value
 
 
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _module(name: str) -> str:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError("names of Python modules, comma between them")
+    return name
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Modules = Annotated[tuple[Annotated[str, AfterValidator(_module)], ...], NoDecode, BeforeValidator(_split)]
 Bytes = Annotated[ByteSize, BeforeValidator(_one_size), AfterValidator(_positive)]
 
 
@@ -122,6 +134,13 @@ class Settings(BaseSettings):
         "auto",
         description="The kernels: native (CPU, needs a C++ compiler), triton (GPU), torch, or auto: the "
         "first of them that can be had.",
+    )
+    hooks: Modules = Field(
+        (), description="Modules with hook implementations, comma between them; asked in this order."
+    )
+    hooks_block: Names = Field(
+        (),
+        description="Plugins that are not loaded, comma between them; built-in ones too.",
     )
     admin_host: str = Field(
         "127.0.0.1",
@@ -250,6 +269,8 @@ def _text(value: object) -> str:
             return "****"
         case float():
             return f"{value:g}"
+        case tuple():
+            return ",".join(value)
     return str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +141,22 @@ def test_the_kernels_import_nothing_else_of_the_project() -> None:
     for path, tree in sources(ROOT / "kernels"):
         own = [name for name in imported(tree) if name.startswith("lora_plugin")]
         assert all(name.startswith("lora_plugin.kernels") for name in own), path
+
+
+def test_the_hooks_import_pluggy_and_nothing_else() -> None:
+    def at_run_time(tree: ast.Module) -> Iterator[str]:
+        typing_only = {
+            id(child)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for child in ast.walk(node)
+        }
+        yield from imported(
+            ast.Module(
+                [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and id(n) not in typing_only], []
+            )
+        )
+
+    for path, tree in sources(ROOT / "hooks"):
+        names = {name for name in at_run_time(tree) if name.split(".")[0] not in sys.stdlib_module_names}
+        assert all(name == "pluggy" or name.startswith("lora_plugin.hooks") for name in names), path

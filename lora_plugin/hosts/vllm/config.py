@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 import lora_plugin
 from lora_plugin.errors import Code, HostIncompatible, SettingsError
+from lora_plugin.extensions import load_hooks
+from lora_plugin.hooks.manager import HookManager
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.settings import Settings, load_settings
 
@@ -57,6 +60,16 @@ def required_settings() -> Settings:
     return settings
 
 
+@functools.cache
+def process_hooks() -> HookManager:
+    """This process's hooks, made at the first call.
+
+    Raises:
+        SettingsError: a plugin does not fit.
+    """
+    return load_hooks(required_settings())
+
+
 def arena_shape(lora_config: Any) -> tuple[int, int]:
     """Slabs and rows of a slab that the host's flags promise memory for."""
     rows = max(GRANULE, int(lora_config.max_lora_rank))
@@ -84,6 +97,7 @@ def configure_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             self.enable_lora = bool(self.enable_lora)
             return original(self, *args, **kwargs)
         _refuse_contradictions(self)
+        process_hooks()
         self.enable_lora = True
         self.additional_config = {**self.additional_config, KEY: {"version": lora_plugin.__version__}}
         if self.max_cpu_loras is not None:

@@ -15,7 +15,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError, VLLMValidation
 from vllm.lora.request import LoRARequest
 
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError, SettingsError
-from lora_plugin.hosts.vllm.config import active, required_settings
+from lora_plugin.hosts.vllm.config import active, process_hooks, required_settings
 from lora_plugin.hosts.vllm.link import EngineLink
 from lora_plugin.hosts.vllm.requests import to_lora_request
 from lora_plugin.routing.scope import Chosen, current_request
@@ -67,6 +67,7 @@ def init_static_loras(original: Callable[..., Any]) -> Callable[..., Any]:
             required_settings(),
             link,
             await link.layout(),
+            process_hooks(),
             base_models=[model.name for model in self.base_model_paths],
             with_admin=vllm_config.parallel_config._api_process_rank <= 0,
         )

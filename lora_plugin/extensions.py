@@ -1,0 +1,25 @@
+"""The hooks of this process: made once, from the settings."""
+
+from __future__ import annotations
+
+from lora_plugin.errors import Code, SettingsError
+from lora_plugin.hooks.builtin import BUILTIN
+from lora_plugin.hooks.manager import HookManager
+from lora_plugin.hooks.plugins import PluginError
+from lora_plugin.settings import Settings
+
+
+def load_hooks(settings: Settings) -> HookManager:
+    """The manager of the plugins that are named, installed or built in, less the blocked ones.
+
+    Raises:
+        SettingsError: SETTINGS_INVALID: a plugin cannot be imported, or does not fit the specs.
+    """
+    try:
+        return HookManager.load(settings.hooks, settings.hooks_block, BUILTIN)
+    except PluginError as error:
+        raise SettingsError(
+            Code.SETTINGS_INVALID,
+            str(error),
+            hint="correct it, or change LORA_PLUGIN_HOOKS or LORA_PLUGIN_HOOKS_BLOCK",
+        ) from error
