@@ -20,7 +20,7 @@ class Request:
 
     Attributes:
         model: the body's `model`; empty where it has none.
-        fields: the body's other top-level fields, as parsed; never to be changed.
+        fields: the body's top-level fields, as parsed; never to be changed.
         headers: the HTTP headers by lower-case name, the last one of a repeated header; `authorization` is
             among them: never to be logged.
         path: the path of the endpoint, "/v1/completions"; empty where it is not known.
@@ -54,7 +54,7 @@ class Refusal:
 
     Attributes:
         message: one sentence for the client.
-        status: the HTTP status: 401, 403, 404, 429 or 503.
+        status: the HTTP status: 401, 403, 404 (as for a name that nobody knows), 429 or 503.
 
     Raises:
         ValueError: for another status.

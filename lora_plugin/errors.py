@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Code(StrEnum):
@@ -51,6 +51,7 @@ class Code(StrEnum):
     HOST_CACHE_FULL = "host-cache-full"
     ID_CLASH = "id-clash"
     BAD_REQUEST = "bad-request"
+    FORBIDDEN = "forbidden"
     UNAUTHORIZED = "unauthorized"
     ROUTE_UNKNOWN = "route-unknown"
     METHOD_NOT_ALLOWED = "method-not-allowed"
@@ -102,7 +103,7 @@ class Reason:
 class LoraPluginError(Exception):
     """Base of the family. `status` is the HTTP status that fits when it reaches a client."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
 
     def __init__(
         self,
@@ -165,6 +166,19 @@ class BadRequest(LoraPluginError, ValueError):
     """The request itself is wrong."""
 
     status = 400
+
+
+class Refused(LoraPluginError):
+    """A plugin's access control does not let the request have the adapter; with a status of its choice."""
+
+    status = 403
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(Code.FORBIDDEN, message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.reason.message, self.status))
 
 
 class SettingsError(LoraPluginError, ValueError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from lora_plugin.access import check_access
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.bridge import LoopBridge
 from lora_plugin.admin.models import AdapterView, PoolView
@@ -16,6 +17,7 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError
 from lora_plugin.events import Event, EventKind
+from lora_plugin.hooks import Request
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
 from lora_plugin.metrics import Metrics
@@ -114,6 +116,10 @@ class Service:
     def names(self) -> list[str]:
         """The names served, sorted."""
         return [adapter.name for adapter in self._catalog.listed()]
+
+    def authorize(self, request: Request, name: str) -> None:
+        """Raises where a plugin does not let the request have the adapter; see `check_access`."""
+        check_access(self._hooks, request, name)
 
     def check(self, name: str) -> None:
         """Raises what a request for the name would get, without loading anything."""

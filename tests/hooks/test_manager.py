@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hook_samples import plugin, selecting
 
 from lora_plugin.errors import SettingsError
 from lora_plugin.extensions import load_hooks
@@ -35,21 +36,6 @@ from lora_plugin.settings import Settings
 HOOKS = [name for name, function in vars(specs).items() if hasattr(function, f"{specs.PROJECT}_spec")]
 LAYER = LinearLayer("model.layers.0.mlp.down_proj", "linear", 8, (8,), lambda y, x: None)
 EVENTS = ("discovered", "rejected", "ready", "retired", "activated", "evicted")
-
-
-def plugin(name: str, *functions: Callable[..., Any], builtin: bool = False) -> Plugin:
-    """A module with these functions as hook implementations."""
-    module = ModuleType(name)
-    for function in functions:
-        setattr(module, function.__name__, hookimpl(function))
-    return Plugin(name, module, builtin)
-
-
-def selecting(name: str, adapter: str | None, builtin: bool = False) -> Plugin:
-    def select_adapter(request: Request) -> Selection | None:
-        return None if adapter is None else Selection(adapter)
-
-    return plugin(name, select_adapter, builtin=builtin)
 
 
 def everything(answer: Callable[..., Any]) -> Plugin:

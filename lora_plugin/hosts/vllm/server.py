@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -15,10 +16,11 @@ from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError, VLLMValidation
 from vllm.lora.request import LoRARequest
 
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError, SettingsError
+from lora_plugin.hooks import Request
 from lora_plugin.hosts.vllm.config import active, process_hooks, required_settings
 from lora_plugin.hosts.vllm.link import EngineLink
 from lora_plugin.hosts.vllm.requests import to_lora_request
-from lora_plugin.routing.scope import Chosen, current_request
+from lora_plugin.routing.scope import Chosen, RequestScope, current_request
 from lora_plugin.service import Service
 
 logger = logging.getLogger("lora_plugin")
@@ -121,7 +123,7 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.request_logger is not None:
             self.request_logger.log_request_body(request)
         try:
-            await _select(service, request.model, stage=not isinstance(self, names_only))
+            await _select(service, self.models, request, stage=not isinstance(self, names_only))
         except AdapterNotFound:
             return await original(self, request)
         except LoraPluginError as error:
@@ -144,11 +146,11 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
             current_request().chosen = Chosen(None)
             return await original(self, request)
         try:
-            await _select(service, request.model, stage=True)
+            await _select(service, self.models, request, stage=True)
         except AdapterNotFound:
             raise VLLMNotFoundError(f"The model `{request.model}` does not exist.") from None
         except LoraPluginError as error:
-            if error.status < 500:
+            if error.status == HTTPStatus.BAD_REQUEST:
                 raise VLLMValidationError(str(error), parameter="model") from None
             raise GracefulHTTPError(str(error), HTTPStatus(error.status)) from None
         return None
@@ -156,18 +158,29 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-async def _select(service: Service, name: str, *, stage: bool) -> None:
-    request = current_request()
+async def _select(service: Service, models: Any, body: Any, *, stage: bool) -> None:
+    scope = current_request()
+    service.authorize(_hook_request(scope, models, body), body.model)
     if stage:
-        request.chosen = Chosen(await service.select(name))
+        scope.chosen = Chosen(await service.select(body.model))
     else:
-        service.check(name)
-        request.chosen = None
+        service.check(body.model)
+        scope.chosen = None
+
+
+def _hook_request(scope: RequestScope, models: Any, body: Any) -> Request:
+    # Views, not copies: a prompt may be long.
+    fields = ChainMap(body.model_extra or {}, vars(body))
+    base_models = tuple(model.name for model in models.base_model_paths)
+    return Request(body.model, fields, scope.headers, scope.path, base_models)
 
 
 def _error_type(status: HTTPStatus) -> str:
     return {
         HTTPStatus.BAD_REQUEST: "BadRequestError",
+        HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+        HTTPStatus.FORBIDDEN: "PermissionDeniedError",
+        HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
         HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
     }.get(status, "InternalServerError")
 
