@@ -3,8 +3,8 @@
 // Two phases, each over the chunks of the step (rows of one adapter, which need not be neighbours): shrink leaves
 // h = x A^T in scratch memory, expand adds h B to y, whose elements are read and rounded once. Every thread takes
 // its part of each chunk. A chunk of few rows streams the weights once through AVX-512, h in float32; many rows are
-// multiplied in AMX tiles, weights packed on the way, h in bfloat16. Without AVX512-BF16 only float32 is computed,
-// by plain loops.
+// multiplied in blocks, by AMX where the CPU has it, weights packed on the way, h in bfloat16. Without AVX512-BF16
+// only float32 is computed, by plain loops.
 
 #include <algorithm>
 #include <cstdint>
@@ -239,35 +239,33 @@ void expand(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) 
 }
 
 
-#ifdef HAVE_AMX
-
-constexpr int64_t AMX_ROWS = 24;  // fewer rows are not worth packing the weights
 constexpr int64_t STRIPE = 256;   // columns of B that are packed together: they stay in the L1 cache up to rank 32
 constexpr int64_t PANEL = 32;     // rows and columns of a block: 2 x 2 tiles of 16 x 16
 constexpr int64_t TILE = 16 * 32; // elements of a tile of bfloat16
 
-// Linux asks for this once in every process.
-bool enable_amx() {
-    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
+#ifdef HAVE_AMX
 
-bool in_tiles(const Work<bf16> &work) {
-    static const bool enabled = enable_amx();
-    return enabled && work.layer.kind == LINEAR && work.chunk.rows >= AMX_ROWS;
+// Linux asks for this once in every process.
+bool has_amx() {
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    static const bool enabled = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    return enabled;
 }
 
 // Eight full tiles; afterwards the thread's tiles are configured as the caller had them.
 class Tiles {
   public:
     Tiles() {
+        if (!has_amx()) return;
         _tile_storeconfig(&before_);
         Config config = {};
         config.palette = 1;
         for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
         _tile_loadconfig(&config);
     }
-    ~Tiles() { _tile_loadconfig(&before_); }
+    ~Tiles() {
+        if (has_amx()) _tile_loadconfig(&before_);
+    }
 
   private:
     struct alignas(64) Config {
@@ -278,8 +276,8 @@ class Tiles {
     Config before_;
 };
 
-// c [32, 32] = a [32, 32 * steps] times a packed panel; a's rows are `pitch` elements apart.
-void multiply(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t steps) {
+// c [32, 32] = a [32, 32 * steps] times a packed panel.
+void multiply_tiles(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t steps) {
     // GCC 12 does not know that a tile load reads memory.
     asm volatile("" ::: "memory");
     _tile_zero(0);
@@ -302,7 +300,55 @@ void multiply(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t
     _tile_stored(3, c + 16 * PANEL + 16, PANEL * 4);
 }
 
-// Where h lies for AMX: bfloat16 [slices, rows up to 32s, rank up to 32s], zeros between. With 16 rows or more
+#else
+
+constexpr bool has_amx() { return false; }
+struct Tiles {
+    ~Tiles() {}
+};
+void multiply_tiles(float *, const bf16 *, int64_t, const bf16 *, int64_t) {}
+
+#endif
+
+// Fewer rows are not worth packing the weights.
+bool in_blocks(const Work<bf16> &work) {
+    return work.layer.kind == LINEAR && work.chunk.rows >= (has_amx() ? 24 : 64);
+}
+
+// M rows of c, N of the panel's two tiles.
+template <int M, int N>
+void multiply_rows(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t pairs_of_depth) {
+    __m512 sums[M][N];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) sums[m][n] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < pairs_of_depth; k++) {
+        const bf16 *row = panel + k / 16 * 2 * TILE + k % 16 * 32;
+        for (int m = 0; m < M; m++) {
+            int32_t factors;
+            std::memcpy(&factors, a + m * pitch + 2 * k, 4);
+            for (int n = 0; n < N; n++)
+                sums[m][n] = _mm512_dpbf16_ps(sums[m][n], pairs(_mm512_set1_epi32(factors)),
+                                              pairs(_mm512_load_si512(row + n * TILE)));
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++) _mm512_store_ps(c + m * PANEL + n * 16, sums[m][n]);
+}
+
+// c [32, 32] = a [32, depth] times a packed panel; a's rows are `pitch` elements apart, and zero from depth to the
+// next multiple of 32. Of c, only the first `rows` and the first `tiles` times 16 columns are wanted.
+void multiply(float *c, const bf16 *a, int64_t pitch, const bf16 *panel, int64_t depth, int64_t rows, int64_t tiles) {
+    if (has_amx()) return multiply_tiles(c, a, pitch, panel, (depth + 31) / 32);
+    const int64_t live = std::min(rows, PANEL), pairs_of_depth = (depth + 1) / 2;
+    for (int64_t i = 0; i < live && tiles > 1; i += 8)
+        multiply_rows<8, 2>(c + i * PANEL, a + i * pitch, pitch, panel, pairs_of_depth);
+    for (int64_t i = 0; i < live && tiles == 1; i += 16)
+        multiply_rows<16, 1>(c + i * PANEL, a + i * pitch, pitch, panel, pairs_of_depth);
+}
+
+// Where h lies for blocks: bfloat16 [slices, rows up to 32s, rank up to 32s], zeros between. With 16 rows or more
 // it takes no more memory than the float32 of `work.h`.
 struct TiledH {
     bf16 *data;
@@ -380,7 +426,7 @@ void store_h(const TiledH &h, const float *c, int64_t row, int64_t first_tile, i
         }
 }
 
-void shrink_tiles(const Work<bf16> &work, Range rows) {
+void shrink_blocks(const Work<bf16> &work, Range rows) {
     static thread_local Scratch scratch;
     const Tiles configured;
     const TiledH h(work);
@@ -393,7 +439,8 @@ void shrink_tiles(const Work<bf16> &work, Range rows) {
     for (int64_t row = rows.begin; row < rows.end; row += PANEL) {
         const Block x = rows_of_x(copy, work, row, pitch);
         for (int64_t panel = 0; panel < panels; panel++) {
-            multiply(c, x.data, x.pitch, packed + panel * steps * 2 * TILE, steps);
+            multiply(c, x.data, x.pitch, packed + panel * steps * 2 * TILE, work.layer.in, work.chunk.rows - row,
+                     tiles - 2 * panel);
             store_h(h, c, row, panel * 2, tiles);
         }
     }
@@ -413,7 +460,7 @@ void add_block(const Work<bf16> &work, bf16 *y_base, int64_t row, int64_t column
     }
 }
 
-void expand_tiles(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) {
+void expand_blocks(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) {
     static thread_local Scratch scratch;
     const Tiles configured;
     const TiledH h(work);
@@ -426,13 +473,12 @@ void expand_tiles(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range col
             pack_b(packed + (k - begin) / PANEL * size, work.b(slice) + k, width, end - k, work.chunk.rank);
         for (int64_t row = 0; row < work.chunk.rows; row += PANEL)
             for (int64_t k = begin; k < end; k += PANEL) {
-                multiply(c, h.at(slice, row), h.rank, packed + (k - begin) / PANEL * size, steps);
+                multiply(c, h.at(slice, row), h.rank, packed + (k - begin) / PANEL * size, work.chunk.rank,
+                         work.chunk.rows - row, 2);
                 add_block(work, y_base + k, row, end - k, c);
             }
     }
 }
-
-#endif
 
 #endif
 
@@ -448,17 +494,13 @@ void expand_slice(const Work<float> &work, int64_t slice, float *y, int64_t part
 
 #ifdef HAVE_BF16
 void shrink_linear(const Work<bf16> &work, int64_t part, int64_t parts) {
-#ifdef HAVE_AMX
-    if (in_tiles(work)) return shrink_tiles(work, part_of(work.chunk.rows, PANEL, part, parts));
-#endif
+    if (in_blocks(work)) return shrink_blocks(work, part_of(work.chunk.rows, PANEL, part, parts));
     shrink(work, part_of(work.columns(), 4, part, parts));
 }
 
 void expand_slice(const Work<bf16> &work, int64_t slice, bf16 *y, int64_t part, int64_t parts) {
     Range columns = part_of(work.layer.widths[slice], 64, part, parts);
-#ifdef HAVE_AMX
-    if (in_tiles(work)) return expand_tiles(work, slice, y, columns);
-#endif
+    if (in_blocks(work)) return expand_blocks(work, slice, y, columns);
     expand(work, slice, y, columns);
 }
 #endif

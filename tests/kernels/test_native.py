@@ -17,6 +17,7 @@ from lora_plugin.kernels.native import build, library
 
 NATIVE = WAYS["native"]
 DTYPES = (torch.bfloat16, torch.float32)
+AMX_IN_SOFTWARE = Path(__file__).with_name("amx_in_software.h")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def _clean() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rank", [1, 15, 16, 17, 40])
-@pytest.mark.parametrize("rows", [23, 24, 33, 64, 530])
+@pytest.mark.parametrize("rows", [23, 24, 33, 64, 70, 530])
 def test_rows_that_fill_no_block(rows: int, rank: int, dtype: torch.dtype) -> None:
     first_rows, ranks, arena_rows = extents((8, rank))
     adapters, counts = np.array([-1, 1, 0]), np.array([3, rows, 1])
@@ -56,7 +57,7 @@ def test_threads_share_the_work(threads: int, dtype: torch.dtype) -> None:
 def test_an_adapter_s_scattered_rows_are_one_chunk() -> None:
     first_rows, ranks, arena_rows = extents((16, 8))
     step = make_step(
-        np.array([0, 1, -1] * 20), np.ones(60, int), first_rows, ranks, arena_rows, torch.bfloat16, NATIVE
+        np.array([0, 1, -1] * 70), np.ones(210, int), first_rows, ranks, arena_rows, torch.bfloat16, NATIVE
     )
     weights = random_layer(first_rows, ranks, arena_rows, 64, (64,), torch.bfloat16)
     check_apply(step, weights, kernels.register(weights, step.batch))
@@ -64,18 +65,18 @@ def test_an_adapter_s_scattered_rows_are_one_chunk() -> None:
 
 def test_rows_may_be_strided_and_are_checked() -> None:
     first_rows, ranks, arena_rows = extents((8,))
-    step = make_step(np.array([0]), np.array([40]), first_rows, ranks, arena_rows, torch.bfloat16, NATIVE)
+    step = make_step(np.array([0]), np.array([70]), first_rows, ranks, arena_rows, torch.bfloat16, NATIVE)
     weights = random_layer(first_rows, ranks, arena_rows, 64, (32,), torch.bfloat16)
     handle = kernels.register(weights, step.batch)
-    y, x = torch.randn(40, 96).bfloat16(), torch.randn(40, 128).bfloat16()
+    y, x = torch.randn(70, 96).bfloat16(), torch.randn(70, 128).bfloat16()
     whole, part = y.clone(), x[:, 32:96]
     expected = reference.lora_apply(y[:, 32:64], part, weights, step.rows)
     torch.ops.lora_plugin.lora_apply(y[:, 32:64], part, handle)
     torch.testing.assert_close(y[:, 32:64].double(), expected, rtol=1e-2, atol=3e-2)
     whole[:, 32:64] = y[:, 32:64]
     assert torch.equal(y, whole)
-    for wrong_y, wrong_x in ((y[:39, :32], x[:, :64]), (y[:, :32], x[:39, :64]), (y[:, ::3], x[:, :64])):
-        with pytest.raises(ValueError, match="40 contiguous rows"):
+    for wrong_y, wrong_x in ((y[:69, :32], x[:, :64]), (y[:, :32], x[:69, :64]), (y[:, ::3], x[:, :64])):
+        with pytest.raises(ValueError, match="70 contiguous rows"):
             torch.ops.lora_plugin.lora_apply(wrong_y, wrong_x, handle)
 
 
@@ -98,6 +99,19 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Mo
     yield monkeypatch
     library._load.cache_clear()
     library.usable.cache_clear()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_amx_in_software(threads: int, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(build, "FLAGS", (*build.FLAGS, "-include", str(AMX_IN_SOFTWARE)))
+    torch.set_num_threads(threads)
+    for rows, rank in ((24, 1), (33, 16), (64, 17), (65, 40), (530, 32)):
+        first_rows, ranks, arena_rows = extents((8, rank))
+        adapters, counts = np.array([-1, 1, 0]), np.array([3, rows, 1])
+        step = make_step(adapters, counts, first_rows, ranks, arena_rows, torch.bfloat16, NATIVE)
+        for inputs, widths in ((64, (320,)), (37, (31, 65)), (96, (32, 32, 64))):
+            weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, torch.bfloat16)
+            check_apply(step, weights, kernels.register(weights, step.batch))
 
 
 def check_falls_back(reason: str, caplog: pytest.LogCaptureFixture) -> None:
