@@ -51,8 +51,10 @@ class Code(StrEnum):
     HOST_CACHE_FULL = "host-cache-full"
     ID_CLASH = "id-clash"
     BAD_REQUEST = "bad-request"
-    FORBIDDEN = "forbidden"
+    BODY_INVALID = "body-invalid"
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    TOO_MANY_REQUESTS = "too-many-requests"
     ROUTE_UNKNOWN = "route-unknown"
     METHOD_NOT_ALLOWED = "method-not-allowed"
     BODY_TOO_LARGE = "body-too-large"
@@ -179,6 +181,18 @@ class Refused(LoraPluginError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.reason.message, self.status))
+
+
+class BodyInvalid(BadRequest):
+    """The request's body is JSON, but not what the route takes."""
+
+    status = 422
+
+
+class Forbidden(LoraPluginError):
+    """The server was not set up to do this for anyone, or not for this caller."""
+
+    status = 403
 
 
 class SettingsError(LoraPluginError, ValueError):

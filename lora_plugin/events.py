@@ -117,6 +117,18 @@ class EventLog:
         with self._lock:
             return [event for event in self._events if event.seq > seq]
 
+    @property
+    def last(self) -> int:
+        """The latest event's `seq`; 0 when nothing happened yet."""
+        with self._lock:
+            return self._seq
+
+    @property
+    def oldest(self) -> int:
+        """The `seq` of the oldest event still held, or of the first one to come."""
+        with self._lock:
+            return self._events[0].seq if self._events else self._seq + 1
+
     def _take(self) -> Event | None:
         with self._lock:
             if self._delivering or not self._pending:

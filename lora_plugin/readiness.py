@@ -51,6 +51,7 @@ _NOT_THE_CONTENT = frozenset(
         Code.HOST_CACHE_FULL,
         Code.ID_CLASH,
         Code.BAD_REQUEST,
+        Code.FORBIDDEN,
         Code.INTERNAL,
         Code.SETTINGS_INVALID,
         Code.HOST_INCOMPATIBLE,

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
+
+from pydantic import SecretStr
 
 from lora_plugin.access import check_access
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.bridge import LoopBridge
-from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.admin.callers import Tokens
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+from lora_plugin.admin.operations import Load
 from lora_plugin.admin.server import AdminServer
+from lora_plugin.admin.tls import server_context
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
-from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError
+from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError
 from lora_plugin.events import Event, EventKind
 from lora_plugin.hooks import Request
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
+from lora_plugin.loads import Loads
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
-from lora_plugin.settings import Settings
+from lora_plugin.setting_rows import setting_rows
+from lora_plugin.settings import Settings, is_loopback
 from lora_plugin.views import Residents, pool_view
 from lora_plugin.watcher import Watcher
 
@@ -31,6 +39,10 @@ logger = logging.getLogger("lora_plugin")
 _FIRST_SCAN_SECONDS = 30.0
 _CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
+
+
+Fetch = Callable[[str, HubSource], Awaitable[None]]
+"""Puts an adapter from elsewhere into the watched directory, under the name; raises Forbidden."""
 
 
 class Engines(EngineLink, Protocol):
@@ -55,6 +67,7 @@ class Service:
         hooks: this process's.
         base_models: names that the base model is served under.
         with_admin: whether this process has the admin endpoint (one of several API servers does).
+        fetch: for adapters that the operator names a source for; None: no source is allowed.
     """
 
     def __init__(
@@ -66,6 +79,7 @@ class Service:
         *,
         base_models: Collection[str],
         with_admin: bool,
+        fetch: Fetch | None = None,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -76,6 +90,8 @@ class Service:
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
         self._admin: AdminServer | None = None
+        self._fetch = fetch
+        self._loads = Loads()
         self._scanned = False
         self._confirmed: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop
@@ -101,6 +117,7 @@ class Service:
     def stop(self) -> None:
         """End the threads; a second call does nothing."""
         self._watcher.stop()
+        self._loads.stop()
         self._readiness.stop()
         if self._admin is not None:
             self._admin.stop()
@@ -155,6 +172,33 @@ class Service:
     async def adapter(self, name: str) -> AdapterView:
         return Residents(await self._engines.snapshots()).view(self._known(name))
 
+    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+        adapter = self._catalog.get(name)
+        if adapter is not None and adapter.state is AdapterState.LISTED:
+            held = (await self.adapter(name)).residency
+            if held.host == held.engines > 0:
+                return Load.READY
+        elif adapter is None and source is None:
+            self._known(name)
+        return await self._loads.run(name, lambda: self._load(name, source), wait)
+
+    async def _load(self, name: str, source: HubSource | None) -> None:
+        adapter = self._catalog.get(name)
+        if adapter is None and source is not None:
+            if self._fetch is None:
+                raise Forbidden(Code.FORBIDDEN, "no source is allowed on this server")
+            await self._fetch(name, source)
+        elif adapter is not None and adapter.state is not AdapterState.LISTED:
+            await self.reload(name)
+        self._catalog.find(name)
+        if (version := self._readiness.ready(name)) is not None:
+            # The engines may have dropped it since.
+            self._readiness.forget(version)
+        await self._readiness.ensure(name)
+
+    async def reload(self, name: str) -> None:
+        await asyncio.to_thread(self._catalog.reload, name)
+
     async def evict(self, name: str) -> None:
         version = self._known(name).version
         if version is not None:
@@ -177,6 +221,9 @@ class Service:
 
     async def pool(self) -> PoolView:
         return pool_view(await self._engines.snapshots())
+
+    async def config(self) -> list[SettingView]:
+        return [SettingView(**row._asdict()) for row in setting_rows(os.environ)]
 
     async def ready(self) -> bool:
         return self._scanned
@@ -206,16 +253,34 @@ class Service:
         return adapter
 
     def _open_admin(self, loop: asyncio.AbstractEventLoop) -> AdminServer:
-        token = self._settings.admin_token
+        settings = self._settings
         bridge = LoopBridge(self, loop)
+        tls = (
+            server_context(settings.admin_tls_cert, settings.admin_tls_key)
+            if settings.admin_tls_cert
+            else None
+        )
         server = AdminServer(
             lambda: create_app(
-                bridge, token=None if token is None else token.get_secret_value(), metrics=self._metrics
+                bridge,
+                tokens=Tokens(_secret(settings.admin_token), _secret(settings.admin_read_token)),
+                allowed_hosts=(settings.admin_host, *settings.admin_allowed_hosts),
+                metrics=self._metrics,
+                events=self._catalog.events,
             ),
-            self._settings.admin_host,
-            self._settings.admin_port,
+            settings.admin_host,
+            settings.admin_port,
+            tls,
         )
         address = server.start()
         if address is not None:
-            logger.info("admin endpoint: http://%s:%d", *address)
+            logger.info("admin endpoint: %s://%s:%d", "https" if tls else "http", *address)
+            if not tls and not is_loopback(settings.admin_host):
+                logger.warning(
+                    "admin endpoint: the token travels unencrypted; see LORA_PLUGIN_ADMIN_TLS_CERT"
+                )
         return server
+
+
+def _secret(token: SecretStr | None) -> str | None:
+    return None if token is None else token.get_secret_value()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from lora_plugin.errors import Code, SettingsError
 from lora_plugin.switch import PREFIX
 
-_SECRET = f"{PREFIX}ADMIN_TOKEN"
+MASK = "****"
 SIZE = "a size such as 512MiB or 4GiB"
 _EXPECTED = {
     "bool_parsing": "1 or 0",
@@ -20,6 +20,11 @@ _EXPECTED = {
     "int_parsing": "a whole number",
     "finite_number": "a finite number",
 }
+
+
+def is_secret(variable: str) -> bool:
+    """Whether a variable's value is never shown."""
+    return variable.endswith("_TOKEN")
 
 
 def refuse_unknown(given: Mapping[str, str], known: Collection[str]) -> None:
@@ -56,7 +61,7 @@ def refuse_invalid(
         Code.SETTINGS_INVALID,
         f"{name} has a value that does not fit",
         expected=_expected(first["type"], first["msg"], first.get("ctx", {})),
-        found="****" if name == _SECRET else repr(given[name]),
+        found=MASK if is_secret(name) else repr(given[name]),
         hint=f"correct {name}, or unset it for its default",
     )
 

@@ -23,7 +23,13 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
-from lora_plugin.setting_errors import SIZE, refuse_contradiction, refuse_invalid, refuse_unknown
+from lora_plugin.setting_errors import (
+    MASK,
+    SIZE,
+    refuse_contradiction,
+    refuse_invalid,
+    refuse_unknown,
+)
 from lora_plugin.switch import PREFIX, wanted
 
 _TOKEN = re.compile(r"[!-~]+")
@@ -155,15 +161,44 @@ class Settings(BaseSettings):
     admin_token: Annotated[SecretStr, AfterValidator(_token)] | None = Field(
         None, description="Bearer token that the admin endpoint asks for. Unset: none."
     )
+    admin_read_token: Annotated[SecretStr, AfterValidator(_token)] | None = Field(
+        None, description="A second bearer token, which may read and change nothing."
+    )
+    admin_allowed_hosts: Names = Field(
+        (),
+        description="Names, separated by commas, that the admin endpoint may be called by besides localhost, "
+        "its own address and IP addresses.",
+    )
+    admin_tls_cert: Path | None = Field(
+        None, description="PEM file with the admin endpoint's certificate chain: it then speaks https only."
+    )
+    admin_tls_key: Path | None = Field(
+        None, description="PEM file with the certificate's key; unset: it is in the certificate's file."
+    )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.admin_port and not self.admin_token and not _is_loopback(self.admin_host):
+    def _admin_is_locked(self) -> Self:
+        if self.admin_port and not self.admin_token and not is_loopback(self.admin_host):
             raise refuse_contradiction(
                 f"{PREFIX}ADMIN_HOST={self.admin_host} lets others reach the admin endpoint without a token",
                 expected=f"{PREFIX}ADMIN_TOKEN to be set, or a loopback address",
                 hint=f"set {PREFIX}ADMIN_TOKEN, or {PREFIX}ADMIN_HOST=127.0.0.1, or {PREFIX}ADMIN_PORT=0",
             )
+        if self.admin_read_token and self.admin_read_token in (self.admin_token or self.admin_read_token,):
+            raise refuse_contradiction(
+                f"{PREFIX}ADMIN_READ_TOKEN is of use only beside another {PREFIX}ADMIN_TOKEN",
+                expected="two tokens that differ",
+                hint=f"set {PREFIX}ADMIN_TOKEN too, or unset {PREFIX}ADMIN_READ_TOKEN",
+            )
+        if self.admin_tls_key and not self.admin_tls_cert:
+            raise refuse_contradiction(
+                f"{PREFIX}ADMIN_TLS_KEY is set without {PREFIX}ADMIN_TLS_CERT",
+                hint=f"set {PREFIX}ADMIN_TLS_CERT to the certificate's file",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
         given = {"max_adapter_bytes", "host_memory"} <= self.model_fields_set
         if given and self.max_adapter_bytes > self.host_memory:
             raise refuse_contradiction(
@@ -200,7 +235,7 @@ class Settings(BaseSettings):
         ]
 
     def shown(self) -> dict[str, str]:
-        """Every variable with its present value as it would be set; the token masked."""
+        """Every variable with its present value as it would be set; secrets masked."""
         return {names[0]: _text(getattr(self, field)) for field, names in self.variables().items()}
 
 
@@ -235,7 +270,8 @@ def _refuse_disagreement(names: list[str], given: Mapping[str, str]) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address or name."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -266,7 +302,7 @@ def _text(value: object) -> str:
         case ByteSize():
             return _size_text(value)
         case SecretStr():
-            return "****"
+            return MASK
         case float():
             return f"{value:g}"
         case tuple():

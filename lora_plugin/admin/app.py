@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from lora_plugin.admin.callers import GuessLimit, Tokens
+from lora_plugin.admin.event_stream import EventStream
+from lora_plugin.admin.guards import authenticate, known_hosts, limit_body
 from lora_plugin.admin.handlers import METRICS, OPERATIONS
-from lora_plugin.admin.middlewares import bearer, limit_body, log_changes, request_id
+from lora_plugin.admin.middlewares import log_changes, request_id
 from lora_plugin.admin.operations import Operations
 from lora_plugin.admin.problems import problems
-from lora_plugin.admin.routes import PUBLIC_PATHS, route_definitions
+from lora_plugin.admin.routes import EVENTS, PUBLIC_PATHS, route_definitions
+from lora_plugin.events import EventLog
 from lora_plugin.metrics import Metrics
 
 MAX_BODY_BYTES = 64 * 1024
@@ -20,22 +24,31 @@ MAX_BODY_BYTES = 64 * 1024
 def create_app(
     operations: Operations,
     *,
-    token: str | None = None,
+    tokens: Tokens | None = None,
+    allowed_hosts: Collection[str] = (),
     metrics: Metrics | None = None,
+    events: EventLog | None = None,
     middlewares: Sequence[Middleware] = (),
 ) -> web.Application:
     """The application for `operations`, to be run on one event loop.
 
-    `token`: asked for as a bearer token on every route that is not public; None: no token is needed.
+    `tokens`: asked for as bearer tokens on every route that is not public; None: no token is needed.
+    `allowed_hosts`: names in a Host header that are accepted besides localhost and IP addresses.
     `metrics`: what `GET /metrics` shows; None: a registry of the application's own.
+    `events`: what `GET /v1/events` follows; None: a log in which nothing happens.
     `middlewares`: run before the token is checked; what they raise becomes a problem document too.
     """
-    guard = [] if token is None else [bearer(token, PUBLIC_PATHS)]
+    guards = [
+        known_hosts(allowed_hosts),
+        *middlewares,
+        authenticate(tokens or Tokens(), PUBLIC_PATHS, GuessLimit()),
+        limit_body,
+    ]
     app = web.Application(
-        client_max_size=MAX_BODY_BYTES,
-        middlewares=[request_id, log_changes, problems, *middlewares, *guard, limit_body],
+        client_max_size=MAX_BODY_BYTES, middlewares=[request_id, log_changes, problems, *guards]
     )
     app[OPERATIONS] = operations
     app[METRICS] = Metrics() if metrics is None else metrics
+    app[EVENTS] = EventStream(EventLog() if events is None else events)
     app.add_routes(route_definitions())
     return app

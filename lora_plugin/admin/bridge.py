@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lora_plugin.admin.models import AdapterView, PoolView
-from lora_plugin.admin.operations import Operations
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.errors import Code, Unavailable
 
 T = TypeVar("T")
@@ -33,6 +33,12 @@ class LoopBridge:
     async def adapter(self, name: str) -> AdapterView:
         return await self._run(self._operations.adapter(name))
 
+    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+        return await self._run(self._operations.load(name, source, wait), wait)
+
+    async def reload(self, name: str) -> None:
+        await self._run(self._operations.reload(name))
+
     async def evict(self, name: str) -> None:
         await self._run(self._operations.evict(name))
 
@@ -48,21 +54,25 @@ class LoopBridge:
     async def pool(self) -> PoolView:
         return await self._run(self._operations.pool())
 
+    async def config(self) -> list[SettingView]:
+        return await self._run(self._operations.config())
+
     async def ready(self) -> bool:
         return await self._run(self._operations.ready())
 
-    async def _run(self, operation: Coroutine[Any, Any, T]) -> T:
+    async def _run(self, operation: Coroutine[Any, Any, T], wait: float = 0.0) -> T:
+        limit = self._timeout + wait
         try:
             future = asyncio.run_coroutine_threadsafe(operation, self._loop)
         except RuntimeError:
             operation.close()
             raise Unavailable(Code.NOT_READY, "The server is stopping") from None
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(future), limit)
         except TimeoutError:
             raise Unavailable(
                 Code.NOT_READY,
                 "The server did not answer in time",
-                expected=f"an answer within {self._timeout:g} s",
+                expected=f"an answer within {limit:g} s",
                 hint="it is busy or starting; try again",
             ) from None

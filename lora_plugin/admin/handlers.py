@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import hdrs, web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel
 
-from lora_plugin.admin.models import AdapterPage, AdapterView, HealthView, PoolView
-from lora_plugin.admin.operations import Operations
-from lora_plugin.entry import AdapterState
-from lora_plugin.errors import BadRequest, Code, LoraPluginError, Unavailable
+from lora_plugin.admin.inputs import parse_body, parse_query
+from lora_plugin.admin.models import AdapterPage, AdapterView, ConfigView, HealthView, LoadBody, PoolView
+from lora_plugin.admin.operations import Load, Operations
+from lora_plugin.admin.queries import ListQuery, LoadQuery
+from lora_plugin.errors import Code, LoraPluginError, Unavailable
 from lora_plugin.metrics import Metrics, Snapshot
 
 OPERATIONS: web.AppKey[Operations] = web.AppKey("operations")
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
 
 AdapterHandler = Callable[[web.Request], Awaitable[AdapterView]]
-
-
-class ListQuery(BaseModel):
-    """The query of `GET /v1/adapters`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    state: AdapterState | None = Field(default=None, description="only adapters in this state")
-    q: str | None = Field(default=None, description="only names that contain this, whatever the case")
-    limit: int = Field(default=100, ge=1, le=1000)
-    offset: int = Field(default=0, ge=0)
-
-    def matches(self, adapter: AdapterView) -> bool:
-        state = self.state is None or adapter.state == self.state
-        return state and (self.q is None or self.q.lower() in adapter.name.lower())
 
 
 async def health(request: web.Request) -> HealthView:
@@ -43,8 +29,8 @@ async def health(request: web.Request) -> HealthView:
 
 async def list_adapters(request: web.Request) -> AdapterPage:
     """Raises BadRequest for unknown or malformed filters."""
-    query = _list_query(request)
-    found = [view for view in await request.app[OPERATIONS].adapters() if query.matches(view)]
+    query = parse_query(request, ListQuery)
+    found = query.select(await request.app[OPERATIONS].adapters())
     page = found[query.offset : query.offset + query.limit]
     return AdapterPage(adapters=tuple(page), total=len(found), offset=query.offset, limit=query.limit)
 
@@ -63,6 +49,21 @@ def change(operation: Callable[[Operations, str], Awaitable[None]]) -> AdapterHa
     return handle
 
 
+async def load_adapter(request: web.Request) -> web.Response:
+    """200: it was loaded, 201: it is now, 202: it is being loaded; the latter two with a Location."""
+    query = parse_query(request, LoadQuery)
+    body = await parse_body(request, LoadBody)
+    name = request.match_info["name"]
+    outcome = await request.app[OPERATIONS].load(name, body.source, query.wait)
+    status = {Load.READY: 200, Load.DONE: 201, Load.UNDER_WAY: 202}[outcome]
+    headers = {} if outcome is Load.READY else {"Location": request.rel_url.raw_path}
+    return respond_json(await show_adapter(request), status, headers)
+
+
+async def show_config(request: web.Request) -> ConfigView:
+    return ConfigView(settings=tuple(await request.app[OPERATIONS].config()))
+
+
 async def show_pool(request: web.Request) -> PoolView:
     return await request.app[OPERATIONS].pool()
 
@@ -79,15 +80,9 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 
-def _list_query(request: web.Request) -> ListQuery:
-    try:
-        return ListQuery.model_validate(dict(request.query))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise BadRequest(
-            Code.BAD_REQUEST,
-            f"The query parameter {field!r} is not accepted: {first['msg']}",
-            found=str(first["input"]),
-            hint=f"the parameters are {', '.join(ListQuery.model_fields)}",
-        ) from None
+def respond_json(
+    content: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A model as a response."""
+    text = content.model_dump_json()
+    return web.Response(text=text, status=status, headers=headers, content_type="application/json")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lora_plugin.entry import AdapterState
 from lora_plugin.errors import Code, Reason
+from lora_plugin.events import EventKind
 
 
 class View(BaseModel):
@@ -111,6 +112,45 @@ class PoolView(View):
     """The pools of all engines, in the engines' order."""
 
     engines: tuple[EngineView, ...]
+
+
+class EventView(View):
+    """One transition of an adapter; the data of a server-sent event."""
+
+    id: str = Field(description="for Last-Event-ID")
+    time: float = Field(description="Unix time, seconds")
+    kind: EventKind
+    name: str
+    version: str | None = None
+    reason: ReasonView | None = None
+
+
+class SettingView(View):
+    """One setting as it is in force in this process."""
+
+    variable: str
+    value: str = Field(description="as it would be set; **** for a secret")
+    source: str = Field(description='the variable it was read from, or "default"')
+    description: str
+
+
+class ConfigView(View):
+    """All settings, in the order of the documentation."""
+
+    settings: tuple[SettingView, ...]
+
+
+class HubSource(View):
+    """A repository of the Hugging Face Hub."""
+
+    hub: str = Field(description="org/repo", pattern=r"^[\w.-]+/[\w.-]+$", max_length=200)
+    revision: str | None = Field(default=None, description="branch, tag or commit", max_length=200)
+
+
+class LoadBody(View):
+    """Where an adapter comes from that is not in the watched directory; empty for one that is."""
+
+    source: HubSource | None = None
 
 
 class HealthView(View):

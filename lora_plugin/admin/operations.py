@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
-from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+
+
+class Load(Enum):
+    """How a load stands."""
+
+    READY = "it was loaded already"
+    DONE = "it is loaded now"
+    UNDER_WAY = "it is being loaded"
 
 
 class Operations(Protocol):
@@ -20,6 +29,17 @@ class Operations(Protocol):
 
     async def adapter(self, name: str) -> AdapterView:
         """One adapter; it stays visible after `unload`."""
+        ...
+
+    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+        """Have it in every engine's host memory, waiting `wait` seconds at most; takes back `unload`.
+
+        Raises Forbidden for a source that is not allowed, and what a request for it would get.
+        """
+        ...
+
+    async def reload(self, name: str) -> None:
+        """Look at its files again, whatever was decided or found before."""
         ...
 
     async def evict(self, name: str) -> None:
@@ -40,6 +60,10 @@ class Operations(Protocol):
 
     async def pool(self) -> PoolView:
         """The pools of all engines."""
+        ...
+
+    async def config(self) -> list[SettingView]:
+        """The settings in force."""
         ...
 
     async def ready(self) -> bool:

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
 from aiohttp import web
-from aiohttp.typedefs import Handler
-from pydantic import BaseModel
 
 import lora_plugin
 from lora_plugin.admin import handlers
-from lora_plugin.admin.models import AdapterPage, AdapterView, HealthView, IndexView, PoolView, RouteView
+from lora_plugin.admin.event_stream import EventStream
+from lora_plugin.admin.models import (
+    AdapterPage,
+    AdapterView,
+    ConfigView,
+    HealthView,
+    IndexView,
+    LoadBody,
+    PoolView,
+    RouteView,
+)
+from lora_plugin.admin.openapi import document
+from lora_plugin.admin.queries import EventsQuery, ListQuery, LoadQuery
+from lora_plugin.admin.table import Route
 
-Respond = Callable[[web.Request], Awaitable[BaseModel | web.Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One route.
-
-    Attributes:
-        method: the HTTP method.
-        path: the path, with `{name}` for an adapter's name.
-        operation: a unique name, for clients made from the table.
-        respond: from the request to the response model (or a ready response).
-        model: the response model; None where the body is not JSON.
-        summary: one line for people.
-        query: the model of the query string, if there is one.
-        public: answered without a token.
-    """
-
-    method: str
-    path: str
-    operation: str
-    respond: Respond
-    model: type[BaseModel] | None
-    summary: str
-    query: type[BaseModel] | None = None
-    public: bool = False
+EVENTS: web.AppKey[EventStream] = web.AppKey("events", EventStream)
 
 
 async def index(_: web.Request) -> IndexView:
     """The routes, as the endpoint's own first page."""
     lines = [RouteView(method=r.method, path=r.path, summary=r.summary) for r in ROUTES]
     return IndexView(version=lora_plugin.__version__, routes=tuple(lines))
+
+
+async def openapi(_: web.Request) -> web.Response:
+    """The description of all routes for programs."""
+    return web.json_response(document(ROUTES))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """What happens to adapters, as it happens."""
+    return await request.app[EVENTS].respond(request)
 
 
 _ADAPTER = "/v1/adapters/{name}"
@@ -67,9 +60,28 @@ ROUTES: tuple[Route, ...] = (
         handlers.list_adapters,
         AdapterPage,
         "the adapters, by state and part of the name, in pages",
-        query=handlers.ListQuery,
+        query=ListQuery,
     ),
     Route("GET", _ADAPTER, "show_adapter", handlers.show_adapter, AdapterView, "one adapter"),
+    Route(
+        "PUT",
+        _ADAPTER,
+        "load_adapter",
+        handlers.load_adapter,
+        AdapterView,
+        "load it into host memory now: 200 it was, 201 it is, 202 it is being loaded",
+        query=LoadQuery,
+        body=LoadBody,
+        statuses=(200, 201, 202),
+    ),
+    Route(
+        "POST",
+        f"{_ADAPTER}/reload",
+        "reload_adapter",
+        handlers.change(lambda operations, name: operations.reload(name)),
+        AdapterView,
+        "look at its files again, also after it was unloaded or refused",
+    ),
     Route(
         "POST",
         f"{_ADAPTER}/evict",
@@ -103,7 +115,27 @@ ROUTES: tuple[Route, ...] = (
         "stop serving it until its files change; the files stay",
     ),
     Route("GET", "/v1/pool", "show_pool", handlers.show_pool, PoolView, "slabs, extents and host memory"),
-    Route("GET", "/metrics", "metrics", handlers.metrics, None, "Prometheus metrics"),
+    Route(
+        "GET",
+        "/v1/events",
+        "follow_events",
+        events,
+        None,
+        "what happens to adapters, as server-sent events",
+        query=EventsQuery,
+        content_type="text/event-stream",
+    ),
+    Route("GET", "/v1/config", "show_config", handlers.show_config, ConfigView, "the settings in force"),
+    Route("GET", "/openapi.json", "openapi", openapi, None, "this table as OpenAPI 3.1"),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        handlers.metrics,
+        None,
+        "Prometheus metrics",
+        content_type="text/plain",
+    ),
 )
 
 PUBLIC_PATHS = frozenset(route.path for route in ROUTES if route.public)
@@ -111,14 +143,4 @@ PUBLIC_PATHS = frozenset(route.path for route in ROUTES if route.public)
 
 def route_definitions() -> list[web.RouteDef]:
     """The table in aiohttp's form."""
-    return [web.route(route.method, route.path, _as_json(route.respond)) for route in ROUTES]
-
-
-def _as_json(respond: Respond) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        answer = await respond(request)
-        if isinstance(answer, web.Response):
-            return answer
-        return web.Response(text=answer.model_dump_json(), content_type="application/json")
-
-    return handle
+    return [web.route(route.method, route.path, route.handler()) for route in ROUTES]

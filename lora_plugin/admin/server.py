@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,7 +30,14 @@ class AdminServer:
     running event loop, and a busy one never delays an answer that needs nothing from it.
     """
 
-    def __init__(self, app_factory: Callable[[], web.Application], host: str, port: int) -> None:
+    def __init__(
+        self,
+        app_factory: Callable[[], web.Application],
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._app_factory = app_factory
         self._host = host
         self._port = port
@@ -70,7 +78,7 @@ class AdminServer:
         try:
             runner = web.AppRunner(self._app_factory(), access_log=None, shutdown_timeout=_DRAIN_SECONDS)
             await runner.setup()
-            await web.TCPSite(runner, self._host, self._port).start()
+            await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
         except Exception as error:
             if runner is not None:
                 await runner.cleanup()

@@ -70,7 +70,7 @@ def _parser() -> ArgumentParser:
     _remote(command("pool", "show slabs, extents and host memory", _pool))
     for name, (text, _) in CHANGES.items():
         _named(_remote(command(name, text, _change)))
-    command("settings", "print the settings of this environment and where they come from", _settings)
+    command("config", "print the settings of this environment and where they come from", _settings)
     return parser
 
 
@@ -108,11 +108,11 @@ def _change(args: Namespace) -> None:
 
 def _settings(args: Namespace) -> None:
     # Imported here: no other command needs pydantic.
-    from lora_plugin.cli.values import setting_rows
+    from lora_plugin.setting_rows import setting_rows
 
     if not wanted(os.environ):
         _say("the plugin is off: LORA_PLUGIN_ADAPTER_DIR is not set, or LORA_PLUGIN_ENABLED is 0")
-    _print(args, setting_rows(os.environ), human.settings)
+    _print(args, [row._asdict() for row in setting_rows(os.environ)], human.settings)
 
 
 def _client(args: Namespace) -> AdminClient:

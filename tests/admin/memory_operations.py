@@ -6,13 +6,16 @@ from lora_plugin.admin.models import (
     AdapterView,
     EngineView,
     ExtentView,
+    HubSource,
     PoolCounters,
     PoolView,
     ReasonView,
     Residency,
+    SettingView,
 )
+from lora_plugin.admin.operations import Load
 from lora_plugin.entry import AdapterState
-from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Reason
+from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Forbidden, Reason
 
 DIGEST = "5f" * 32
 REJECTION = Reason(
@@ -85,6 +88,21 @@ class MemoryOperations:
             raise AdapterNotFound(Code.NOT_FOUND, f"No adapter is named {name!r}", hint="GET /v1/adapters")
         return self.views[name]
 
+    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+        self._fail()
+        if name not in self.views and source is not None:
+            raise Forbidden(Code.FORBIDDEN, "no source is allowed on this server")
+        view = await self.adapter(name)
+        if view.residency.host == view.residency.engines:
+            return Load.READY
+        if not wait:
+            return Load.UNDER_WAY
+        self._set(view, residency=view.residency.model_copy(update={"host": view.residency.engines}))
+        return Load.DONE
+
+    async def reload(self, name: str) -> None:
+        self._set(await self.adapter(name), state=AdapterState.LISTED, reason=None)
+
     async def evict(self, name: str) -> None:
         view = await self.adapter(name)
         if view.pinned:
@@ -106,6 +124,16 @@ class MemoryOperations:
     async def pool(self) -> PoolView:
         self._fail()
         return PoolView(engines=self.engines)
+
+    async def config(self) -> list[SettingView]:
+        self._fail()
+        token = SettingView(
+            variable="LORA_PLUGIN_ADMIN_TOKEN",
+            value="****",
+            source="LORA_PLUGIN_ADMIN_TOKEN",
+            description="token",
+        )
+        return [token]
 
     async def ready(self) -> bool:
         self._fail()

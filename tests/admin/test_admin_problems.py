@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from memory_operations import MemoryOperations, rejected
 
 from lora_plugin.admin.app import MAX_BODY_BYTES, create_app
+from lora_plugin.admin.callers import Tokens
 from lora_plugin.errors import (
     AdapterNotFound,
     AdapterRejected,
@@ -94,10 +95,10 @@ async def test_unknown_paths(client: TestClient, path: str) -> None:
 
 
 async def test_wrong_method_names_the_right_ones(client: TestClient) -> None:
-    response = await client.put("/v1/adapters/sql")
+    response = await client.patch("/v1/adapters/sql")
     problem = await response.json()
     assert (response.status, problem["code"]) == (405, "method-not-allowed")
-    assert set(response.headers["Allow"].split(",")) == {"GET", "HEAD", "DELETE"}
+    assert set(response.headers["Allow"].split(",")) == {"GET", "HEAD", "PUT", "DELETE"}
     assert problem["expected"] == response.headers["Allow"]
 
 
@@ -150,7 +151,7 @@ async def test_only_changes_are_logged(client: TestClient, caplog: pytest.LogCap
     await client.post("/v1/adapters/sql/pin", headers={"X-Request-Id": "r1"})
     await client.delete("/v1/adapters/none%0Aforged")
     assert caplog.messages == [
-        "admin: POST /v1/adapters/sql/pin -> 200 (from 127.0.0.1, request r1)",
+        "admin: POST /v1/adapters/sql/pin -> 200 (no token, from 127.0.0.1, request r1)",
         ANY,
     ]
     assert caplog.messages[1].startswith("admin: DELETE /v1/adapters/none%0Aforged -> 404 ")
@@ -161,7 +162,7 @@ TOKEN = "correct horse"
 
 @pytest.fixture
 async def locked(operations: MemoryOperations) -> TestClient:
-    async with TestClient(TestServer(create_app(operations, token=TOKEN))) as client:
+    async with TestClient(TestServer(create_app(operations, tokens=Tokens(TOKEN)))) as client:
         yield client
 
 
@@ -203,7 +204,7 @@ async def test_given_middlewares_run_before_the_token(operations: MemoryOperatio
     async def closed(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise BadRequest(Code.BAD_REQUEST, "not by this name")
 
-    server = TestServer(create_app(operations, token=TOKEN, middlewares=[closed]))
+    server = TestServer(create_app(operations, tokens=Tokens(TOKEN), middlewares=[closed]))
     async with server, ClientSession() as session:
         response = await session.get(server.make_url("/v1/pool"))
         assert (response.status, (await response.json())["detail"]) == (400, "not by this name")

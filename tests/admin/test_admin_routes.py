@@ -42,7 +42,7 @@ async def test_list_filters_and_pages(client: TestClient, query: str, names: lis
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=1001", "limit=many", "offset=-1", "sort=name", "state=ready"]
+    "query", ["limit=0", "limit=1001", "limit=many", "offset=-1", "sort=colour", "state=ready"]
 )
 async def test_list_refuses_bad_queries(client: TestClient, query: str) -> None:
     response = await client.get(f"/v1/adapters?{query}")
@@ -166,3 +166,88 @@ def test_views_are_immutable_and_closed() -> None:
         view.pinned = True
     with pytest.raises(ValidationError):
         Residency(disk=True, host=0, device=0, engines=1, tape=1)
+
+
+async def test_put_says_how_the_load_stands(client: TestClient, operations: MemoryOperations) -> None:
+    ready = await client.put("/v1/adapters/sql")
+    assert (ready.status, "Location" in ready.headers) == (200, False)
+    await client.post("/v1/adapters/sql/evict")
+    loading = await client.put("/v1/adapters/sql")
+    assert (loading.status, loading.headers["Location"]) == (202, "/v1/adapters/sql")
+    assert (await loading.json())["residency"]["host"] == 0
+    loaded = await client.put("/v1/adapters/sql?wait=5", json={})
+    assert (loaded.status, loaded.headers["Location"]) == (201, "/v1/adapters/sql")
+    assert (await loaded.json())["residency"]["host"] == 2
+    assert (await client.put("/v1/adapters/none")).status == 404
+
+
+async def test_put_from_a_source_that_is_not_allowed(client: TestClient) -> None:
+    response = await client.put("/v1/adapters/new", json={"source": {"hub": "org/repo"}})
+    assert (response.status, (await response.json())["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "bad-request"),
+        (b"[" * 100_00, 400, "bad-request"),
+        (b"\xff", 400, "bad-request"),
+        (b"[]", 422, "body-invalid"),
+        (b'{"path": "/etc"}', 422, "body-invalid"),
+        (b'{"source": {"hub": "../x/y"}}', 422, "body-invalid"),
+        (b'{"source": {"hub": "org/repo", "revision": 3}}', 422, "body-invalid"),
+        (b'{"source": {"path": "/etc"}}', 422, "body-invalid"),
+    ],
+)
+async def test_put_refuses_other_bodies(client: TestClient, body: bytes, status: int, code: str) -> None:
+    response = await client.put("/v1/adapters/sql", data=body)
+    assert (response.status, (await response.json())["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("query", ["wait=-1", "wait=301", "wait=nan", "wait=soon", "now=1", "wait=1&wait=2"])
+async def test_put_refuses_bad_queries(client: TestClient, query: str) -> None:
+    assert (await client.put(f"/v1/adapters/sql?{query}")).status == 400
+
+
+async def test_reload_takes_back_an_unload(client: TestClient) -> None:
+    await client.delete("/v1/adapters/sql")
+    response = await client.post("/v1/adapters/sql/reload")
+    assert (response.status, (await response.json())["state"]) == (200, "listed")
+
+
+async def test_list_sorts_and_filters(client: TestClient, operations: MemoryOperations) -> None:
+    operations.views["big"] = listed("big").model_copy(update={"nbytes": 9999, "last_used_seconds_ago": None})
+    await client.post("/v1/adapters/sql/pin")
+
+    async def names(query: str) -> list[str]:
+        page = await (await client.get(f"/v1/adapters?{query}")).json()
+        return [view["name"] for view in page["adapters"]]
+
+    assert (await names("sort=requests"))[0] == "busy"
+    assert (await names("sort=size"))[0] == "big"
+    assert (await names("sort=used"))[-2:] == ["big", "wide"]
+    assert await names("pinned=true") == ["sql"]
+    assert await names("resident=device&pinned=false") == ["big", "busy"]
+
+
+async def test_config_shows_where_a_value_came_from(client: TestClient) -> None:
+    config = await (await client.get("/v1/config")).json()
+    assert config["settings"][0] == {
+        "variable": "LORA_PLUGIN_ADMIN_TOKEN",
+        "value": "****",
+        "source": "LORA_PLUGIN_ADMIN_TOKEN",
+        "description": "token",
+    }
+
+
+async def test_openapi_describes_the_table(client: TestClient) -> None:
+    document = await (await client.get("/openapi.json")).json()
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', str(document).replace("'", '"')))
+    assert references == set(document["components"]["schemas"])
+    put = document["paths"]["/v1/adapters/{name}"]["put"]
+    assert {"200", "201", "202", "400", "401", "403", "404", "409", "413", "422", "429", "503"} <= set(
+        put["responses"]
+    )
+    assert put["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/LoadBody")

@@ -105,7 +105,7 @@ async def test_a_blocked_caller_is_told_of_as_unavailable_and_stop_is_prompt() -
     address = patient.start()
     assert address is not None
     with socket.create_connection(address) as waiting:
-        waiting.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.1)
         patient.stop()
     # The thread is gone although a request was still waiting for the blocked loop.

@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "admin"))
 from memory_operations import REJECTION, MemoryOperations, listed, rejected
 
 from lora_plugin.admin.app import create_app
+from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.errors import Reason
 
@@ -27,7 +28,7 @@ def operations() -> MemoryOperations:
 
 
 def _serve(operations: MemoryOperations, token: str | None) -> Iterator[str]:
-    server = AdminServer(lambda: create_app(operations, token=token), "127.0.0.1", 0)
+    server = AdminServer(lambda: create_app(operations, tokens=Tokens(token)), "127.0.0.1", 0)
     address = server.start()
     assert address is not None
     yield f"http://{address[0]}:{address[1]}"

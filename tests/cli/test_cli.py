@@ -166,7 +166,7 @@ def test_list_reads_every_page(
 
 def test_settings_with_their_sources() -> None:
     result = _run(
-        "settings",
+        "config",
         "--format",
         "json",
         NIM_PEFT_SOURCE="/adapters",
@@ -182,7 +182,7 @@ def test_settings_with_their_sources() -> None:
 
 
 def test_settings_of_a_plugin_that_is_off() -> None:
-    result = _run("settings", LORA_PLUGIN_ADMIN_TOKEN="s3cret", LORA_PLUGIN_WATCH="poll")
+    result = _run("config", LORA_PLUGIN_ADMIN_TOKEN="s3cret", LORA_PLUGIN_WATCH="poll")
     assert result.returncode == 0
     assert "the plugin is off" in result.stderr
     assert "s3cret" not in result.stdout
@@ -190,13 +190,13 @@ def test_settings_of_a_plugin_that_is_off() -> None:
 
 
 def test_settings_that_do_not_fit_are_refused_like_the_start() -> None:
-    result = _run("settings", LORA_PLUGIN_ADAPTER_DIR="/adapters", LORA_PLUGIN_WATCH="often")
+    result = _run("config", LORA_PLUGIN_ADAPTER_DIR="/adapters", LORA_PLUGIN_WATCH="often")
     assert (result.returncode, result.stdout) == (1, "")
     assert "[settings-invalid]" in result.stderr
     assert "LORA_PLUGIN_WATCH" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["settings"], ["list"]])
+@pytest.mark.parametrize("arguments", [["config"], ["list"]])
 def test_no_command_imports_the_heavy_packages(arguments: list[str]) -> None:
     script = (
         "import sys; from lora_plugin.cli import main; main(sys.argv[1:]);"

@@ -1,0 +1,44 @@
+"""Loads that the operator asked for: they go on when the one who asked no longer waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lora_plugin.admin.operations import Load
+
+
+class Loads:
+    """At most one load per name; on one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[object]] = {}
+
+    async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, object]], wait: float) -> Load:
+        """Starts `work`, unless the name's is under way, and waits for it for so many seconds at most.
+
+        Raises what `work` raised, if that was within the time.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            task = self._tasks[name] = asyncio.create_task(work())
+            task.add_done_callback(lambda done: self._end(name, done))
+        await asyncio.wait({task}, timeout=wait)
+        if not task.done():
+            return Load.UNDER_WAY
+        if task.cancelled():
+            raise asyncio.CancelledError
+        task.result()
+        return Load.DONE
+
+    def stop(self) -> None:
+        """Ends every load that is under way."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _end(self, name: str, task: asyncio.Task[object]) -> None:
+        del self._tasks[name]
+        if not task.cancelled():
+            # Marks a failure as seen where nobody waits any more.
+            task.exception()
