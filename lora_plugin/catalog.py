@@ -19,6 +19,7 @@ from lora_plugin.errors import (
 from lora_plugin.event_lines import EventLines
 from lora_plugin.events import EventLog
 from lora_plugin.folders import AdapterFolders, Folders
+from lora_plugin.hub.folders import HubFolders
 from lora_plugin.layout import ModelLayout
 from lora_plugin.ledger import Ledger
 from lora_plugin.scanner import Scanner
@@ -42,6 +43,7 @@ class Catalog:
         taken: Collection[str] = (),
         settle_seconds: float = 0.2,
         max_bytes: int = 2 << 30,
+        hub_allow: Collection[str] = (),
         folders: Folders | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -54,6 +56,7 @@ class Catalog:
             taken: names that no adapter may have: every served base name.
             settle_seconds: quiet time before a changed folder is read.
             max_bytes: a larger adapter is refused unread.
+            hub_allow: patterns of the Hub's repositories that may be fetched.
             folders: replaces the disk, in tests.
             clock: monotonic seconds.
             now: unix seconds.
@@ -61,6 +64,7 @@ class Catalog:
         self.root = root
         self.events = EventLog()
         folders = folders or AdapterFolders(root, layout, taken=taken, max_bytes=max_bytes)
+        folders = HubFolders(folders, root, taken=taken, allow=hub_allow, max_bytes=max_bytes, clock=clock)
         self._state = State(root)
         self._ledger = Ledger(self._state, self.events, now)
         self._digests = Digests(folders)
@@ -83,6 +87,7 @@ class Catalog:
             taken=taken,
             settle_seconds=settings.settle_seconds,
             max_bytes=settings.max_adapter_bytes,
+            hub_allow=settings.hub_allow,
         )
 
     def get(self, name: str) -> Adapter | None:

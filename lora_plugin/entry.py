@@ -54,7 +54,7 @@ class Adapter:
         reason: why it is not served; with state `listed`, why newer content in its folder is not served yet.
         version: the version that is served; None until its digest was computed (at first use).
         fingerprint: stands for its files' content by their stat data; changes when they do.
-        rank, targets, nbytes, packed_bytes, base_model, warnings: from its header check; see `Content`.
+        rank, targets, nbytes, packed_bytes, base_model, warnings, source: from its check; see `Content`.
         discovered_at, listed_at: unix seconds.
         at_start: whether the first scan found it already.
         pinned: whether the operator asked to keep it loaded.
@@ -72,6 +72,7 @@ class Adapter:
     packed_bytes: int | None = None
     base_model: str | None = None
     warnings: tuple[str, ...] = ()
+    source: str | None = None
     listed_at: float | None = None
     at_start: bool = False
     pinned: bool = False

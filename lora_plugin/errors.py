@@ -41,6 +41,14 @@ class Code(StrEnum):
     SHAPE_MISMATCH = "shape-mismatch"
     DTYPE_UNSUPPORTED = "dtype-unsupported"
     NOT_FINITE = "not-finite"
+    # The Hub
+    HUB_REFERENCE_INVALID = "hub-reference-invalid"
+    HUB_NOT_ALLOWED = "hub-not-allowed"
+    HUB_NOT_FOUND = "hub-not-found"
+    HUB_FORBIDDEN = "hub-forbidden"
+    HUB_UNREACHABLE = "hub-unreachable"
+    FETCHING = "fetching"
+    FETCH_FAILED = "fetch-failed"
     # Requests and operations
     NOT_FOUND = "not-found"
     NOT_READY = "not-ready"

@@ -35,4 +35,5 @@ class EventLines:
         adapter = self._get(event.name)
         if event.kind in (EventKind.LISTED, EventKind.UPDATED) and adapter is not None:
             parts += [f"rank {adapter.rank}", f"{adapter.nbytes} bytes", *adapter.warnings]
+            parts += [f"from {adapter.source}"] if adapter.source else []
         return f" ({', '.join(parts)})" if parts else ""

@@ -34,6 +34,7 @@ class Content:
         packed_bytes: bytes once packed, on one rank of the layout.
         base_model: what its config names as the base model.
         warnings: what is odd about it and does not keep it from being served.
+        source: where it was fetched from; None for a folder that a person copied.
         snapshot: the files as they were found; what `Folders.verify` reads.
     """
 
@@ -45,6 +46,7 @@ class Content:
     base_model: str | None
     warnings: tuple[str, ...]
     snapshot: Any
+    source: str | None = None
 
 
 class Folders(Protocol):
@@ -52,6 +54,10 @@ class Folders(Protocol):
 
     def names(self) -> set[str] | None:
         """The folders that may be adapters; None where the directory cannot be looked into."""
+        ...
+
+    def adapter_of(self, entry: str) -> str:
+        """The adapter that an entry of the directory belongs to."""
         ...
 
     def reachable(self) -> bool:
@@ -109,6 +115,9 @@ class AdapterFolders:
             self._unreachable = False
             logger.info("The adapter directory %s is back", self._root)
         return names
+
+    def adapter_of(self, entry: str) -> str:
+        return entry
 
     def reachable(self) -> bool:
         try:

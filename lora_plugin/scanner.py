@@ -89,7 +89,7 @@ class Scanner:
 
     def _wanted(self, names: Iterable[str] | None) -> list[str] | None:
         if names is not None:
-            return sorted(self.due().union(names))
+            return sorted(self.due().union(map(self._folders.adapter_of, names)))
         found = self._folders.names()
         if found is None:
             return None

@@ -125,18 +125,16 @@ class Settings(BaseSettings):
         ByteSize(2 << 30),
         description="An adapter whose files are larger is refused unread; a size such as 2GiB.",
     )
+    hub_allow: Names = Field(
+        (),
+        description="Repositories of the Hugging Face Hub that may be fetched, comma between them: "
+        "`org/name`, or a pattern such as `org/*`. Empty: none.",
+    )
     load_timeout_seconds: float = Field(
         60.0,
         gt=0,
         allow_inf_nan=False,
         description="Seconds that a request waits for an adapter that is not loaded yet, before a 503.",
-    )
-    max_wait_seconds: float = Field(
-        10.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds that requests wait for room on the device while other adapters are served; then "
-        "it is their adapter's turn, as soon as running requests have made room.",
     )
     prefetch: bool = Field(
         True,

@@ -71,6 +71,7 @@ class Track:
             packed_bytes=content.packed_bytes if content else None,
             base_model=content.base_model if content else None,
             warnings=content.warnings if content else (),
+            source=content.source if content else None,
             listed_at=self.listed_at,
             at_start=self.at_start,
             pinned=pinned,

@@ -44,6 +44,7 @@ class Residents:
             packed_bytes=adapter.packed_bytes or 0,
             base_model=adapter.base_model,
             warnings=adapter.warnings,
+            source=adapter.source,
             pinned=adapter.pinned,
             residency=Residency(
                 disk=True,
@@ -84,8 +85,6 @@ def _engine(snapshot: Snapshot) -> EngineView:
         rows_free=snapshot["rows_free"],
         host_bytes=snapshot["host_bytes"],
         host_budget_bytes=snapshot["host_budget"],
-        waiting_requests=snapshot["waiting"]["requests"],
-        longest_wait_seconds=snapshot["waiting"]["longest_seconds"],
         extents=extents,
         counters=PoolCounters(
             loads=counters["loads"],

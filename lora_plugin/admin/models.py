@@ -58,6 +58,9 @@ class AdapterView(View):
     packed_bytes: int = Field(default=0, ge=0, description="bytes in host memory once packed")
     base_model: str | None = Field(default=None, description="the base model its config names")
     warnings: tuple[str, ...] = ()
+    source: str | None = Field(
+        default=None, description="where it was fetched from, with the commit; null for a copied folder"
+    )
     pinned: bool = False
     residency: Residency
     requests: int = Field(default=0, ge=0, description="unfinished requests, all engines")
@@ -104,8 +107,6 @@ class EngineView(View):
     rows_free: int
     host_bytes: int
     host_budget_bytes: int
-    waiting_requests: int = Field(default=0, description="requests that wait for room on the device")
-    longest_wait_seconds: float = Field(default=0.0, description="how long the oldest of them has waited")
     extents: tuple[ExtentView, ...] = ()
     counters: PoolCounters = PoolCounters()
 

@@ -1,0 +1,1 @@
+"""Adapters from the Hugging Face Hub: by `name.hub.yaml` in the watched directory, or by a request."""

@@ -1,0 +1,50 @@
+"""Where a fetched folder came from, kept in the folder: what tells it from one that a person copied."""
+
+from __future__ import annotations
+
+import os
+from io import FileIO
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lora_plugin.hub.reference import HubReference
+
+FILE: Final = ".lora_plugin_origin.json"
+_MAX_BYTES: Final = 64 << 10
+
+
+class Origin(BaseModel):
+    """What was fetched.
+
+    Attributes:
+        reference: what was asked for.
+        commit: what its revision was at that time.
+        by_file: whether a `.hub.yaml` asked for it, with which it goes; else a request did, and it stays.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    reference: HubReference
+    commit: str
+    by_file: bool = False
+
+    def __str__(self) -> str:
+        folder = f"/{self.reference.subfolder}" if self.reference.subfolder else ""
+        return f"hub:{self.reference.repo}{folder}@{self.commit}"
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """The origin of a folder; None where it was not fetched, or the record cannot be read."""
+        if folder.is_symlink():
+            return None
+        try:
+            # Nothing outside the directory is opened, nor waited for.
+            with FileIO(os.open(folder / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                return cls.model_validate_json(file.read(_MAX_BYTES))
+        except (OSError, ValidationError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        (folder / FILE).write_text(self.model_dump_json())

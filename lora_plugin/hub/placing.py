@@ -1,0 +1,84 @@
+"""Fetched folders in the watched directory: put in place whole, kept while their reference is there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from lora_plugin.hub.origin import FILE, Origin
+from lora_plugin.hub.reference import HubReference, read_reference
+from lora_plugin.hub.source import HubSource
+from lora_plugin.state import FOLDER
+
+
+def bring(root: Path, name: str, reference: HubReference, max_bytes: int) -> None:
+    """Fetches what `name.hub.yaml` names and puts it into the watched directory.
+
+    Nothing is put where the file says something else by then, where another server was quicker, or where a
+    person's folder is.
+
+    Raises:
+        AdapterRejected, Unavailable: as `HubSource.fetch`.
+        OSError: the directory cannot be written.
+    """
+    draft = _incoming(root, name)
+    draft.mkdir(parents=True)
+    try:
+        HubSource(reference, max_bytes, by_file=True).fetch(draft)
+        with _exclusive(root):
+            if read_reference(root, name) == reference and wants(root / name, reference):
+                _put(draft, root / name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def wants(folder: Path, reference: HubReference) -> bool:
+    """Whether the folder is missing, or was fetched for another reference."""
+    origin = Origin.of(folder)
+    if origin is None:
+        return not (folder.exists() or folder.is_symlink())
+    return origin.by_file and origin.reference != reference
+
+
+def take_away(root: Path, name: str) -> None:
+    """Removes a folder that was fetched for a `.hub.yaml`; leaves any other."""
+    folder = root / name
+    with _exclusive(root):
+        origin = Origin.of(folder)
+        if origin is None or not origin.by_file or folder.is_symlink():
+            return
+        gone = _incoming(root, name)
+        gone.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _put(draft: Path, folder: Path) -> None:
+    if not folder.exists():
+        draft.rename(folder)
+        return
+    # File by file: there is no moment without the folder. The origin comes last: half an update is none.
+    files = sorted(draft.iterdir(), key=lambda file: file.name == FILE)
+    for stale in {file.name for file in folder.iterdir()} - {file.name for file in files}:
+        (folder / stale).unlink()
+    for file in files:
+        file.replace(folder / file.name)
+
+
+def _incoming(root: Path, name: str) -> Path:
+    return root / FOLDER / "incoming" / f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+
+
+@contextlib.contextmanager
+def _exclusive(root: Path) -> Iterator[None]:
+    """Against the other servers of the directory."""
+    with (root / FOLDER / "hub.lock").open("a") as lock:
+        # Some network file systems have no locks; each step is a rename, and half an update is done again.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
