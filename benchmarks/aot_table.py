@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 
 from lora_plugin.kernels.triton.expand import expand
 from lora_plugin.kernels.triton.shrink import embed, shrink
-from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, choose_shape
+from lora_plugin.kernels.triton.tables import TABLES, Choice, choose_shape
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 163),
@@ -111,7 +111,7 @@ def plan(archs: Iterable[str], dtypes: Iterable[str]) -> dict[str, tuple[str, st
     """By row of the table: architecture, dtype and what to build; each kernel and tile once."""
     found = {}
     for arch, name in product(archs, dtypes):
-        for most, _ in TABLES.get(arch, OTHER):
+        for most, _ in TABLES[arch]:
             for build in builds(choose_shape(arch, most, getattr(torch, name))):
                 row = f"{arch} | {TYPES[name]} | {build.kernel.__name__} | {describe(build)}"
                 found[row] = (arch, TYPES[name], build)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_plugin.kernels.layer import LayerWeights
 from lora_plugin.kernels.triton import expand as expanding
 from lora_plugin.kernels.triton import shrink as shrinking
-from lora_plugin.kernels.triton.tables import OTHER, TABLES, Choice, architecture, choose_shape
+from lora_plugin.kernels.triton.tables import TABLES, Choice, architecture, choose_shape
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
 
@@ -54,7 +54,7 @@ class DeviceLayer:
         y = a.new_zeros(1, sum(self.weights.widths))
         embedding = self.weights.kind == "embedding"
         x = a.new_zeros(1, dtype=torch.int32) if embedding else a.new_zeros(1, a.shape[2])
-        for most, _ in TABLES.get(self.arch, OTHER):
+        for most, _ in TABLES[self.arch]:
             choice = choose_shape(self.arch, most, y.dtype)
             count, records = self.tiles.of(choice.height)
             self._launch(y, x, choice, torch.zeros_like(count), records)

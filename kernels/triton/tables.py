@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import NamedTuple
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 HEIGHTS = (16, 64)
 """Batch rows of a small and of a large tile."""
@@ -55,6 +59,8 @@ def _table(shrink: TileShape, expand: TileShape, large_shrink: TileShape, large_
     return tuple((rows, Choice(height, split, *shapes[height])) for rows, height, split in cuts)
 
 
+OTHER = "other"
+"""The key for an architecture without a table: fits 48 KB of shared memory in any dtype."""
 TABLES: dict[str, Table] = {
     "sm_80": _table(
         TileShape(16, 256, 4, 3), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 3), TileShape(16, 128, 8, 2)
@@ -68,24 +74,31 @@ TABLES: dict[str, Table] = {
     "gfx942": _table(
         TileShape(16, 256, 4, 2), TileShape(16, 128, 4, 2), TileShape(64, 64, 4, 2), TileShape(32, 128, 4, 2)
     ),
+    OTHER: _table(
+        TileShape(16, 128, 4, 2), TileShape(16, 64, 4, 2), TileShape(64, 32, 4, 2), TileShape(32, 64, 4, 2)
+    ),
 }
-OTHER = _table(
-    TileShape(16, 128, 4, 2), TileShape(16, 64, 4, 2), TileShape(64, 32, 4, 2), TileShape(32, 64, 4, 2)
-)
-"""For an architecture without a table: fits 48 KB of shared memory in any dtype."""
 
 
 def architecture(device: torch.device) -> str:
-    """The table's key for a device: its major compute capability, or the name of an AMD one."""
+    """The table's key for a device, from its major compute capability or the name of an AMD one."""
     if torch.version.hip:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
-    return f"sm_{torch.cuda.get_device_capability(device)[0]}0"
+        return key_of(str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0])
+    return key_of(f"sm_{torch.cuda.get_device_capability(device)[0]}0")
+
+
+@cache
+def key_of(name: str) -> str:
+    """`name` where there is a table for it, else `OTHER`, which is said once."""
+    if name in TABLES:
+        return name
+    logger.warning("no tile shapes for %s: the kernels use those that fit any device", name)
+    return OTHER
 
 
 def choose_shape(arch: str, rows: int, dtype: torch.dtype) -> Choice:
     """The entry for a launch over `rows` rows of y; 4-byte elements take half the extent."""
-    table = TABLES.get(arch, OTHER)
-    choice = next(choice for most, choice in table if rows <= most)
+    choice = next(choice for most, choice in TABLES[arch] if rows <= most)
     if dtype.itemsize < 4:
         return choice
     return choice._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from triton_layers import Step, Subject, assert_close, expand, shrink
 from triton_strict import interpreted
 
 from lora_plugin.kernels import Batch, batch, choice, op, register, unregister_all
+from lora_plugin.kernels.triton import tables
 from lora_plugin.kernels.triton.layer import DeviceLayer
 
 
@@ -28,6 +30,17 @@ def test_triton_without_a_gpu_is_refused(device: str) -> None:
         choice.choose("triton", device)
     with pytest.raises(ValueError, match="cannot be had"):
         Batch(8, 8, 8, 64, "cpu", torch.float32, kernels="triton")
+
+
+def test_an_unknown_architecture_takes_the_general_table_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tables.key_of.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="lora_plugin.kernels"):
+        assert [tables.key_of(name) for name in ("sm_120", "sm_90", "sm_120")] == ["other", "sm_90", "other"]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "sm_120" in message
+    assert tables.choose_shape("other", 16, torch.bfloat16).shrink.extent == 128
 
 
 @pytest.fixture

@@ -109,6 +109,8 @@ def configure_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             logger.warning("%s: starting with the plugin off", reason)
             vllm_config.lora_config = None
             vllm_config.additional_config.pop(KEY)
+        else:
+            _refuse_kernels(settings.kernels, vllm_config)
         return vllm_config
 
     return create_engine_config
@@ -161,6 +163,20 @@ def _refuse_contradictions(args: Any) -> None:
                 f"{flag} cannot be combined with the LoRA plugin",
                 hint=f"{hint}, or set LORA_PLUGIN_ENABLED=0",
             )
+
+
+def _refuse_kernels(requested: str, vllm_config: Any) -> None:
+    """Kernels asked for by name that cannot be had end the start here, before the model is loaded."""
+    from lora_plugin.kernels import choose
+
+    if requested == "auto":
+        return
+    try:
+        choose(requested, vllm_config.device_config.device_type, vllm_config.lora_config.lora_dtype)
+    except ValueError as error:
+        raise SettingsError(
+            Code.SETTINGS_INVALID, "LORA_PLUGIN_KERNELS does not fit this machine", found=str(error)
+        ) from error
 
 
 def _cannot_take_lora(vllm_config: Any) -> str | None:

@@ -75,8 +75,9 @@ class WorkerAdapters:
         )
         cast(Any, model).lora_manager = None
         logger.info(
-            "wrapped %d layers; arena of %d slabs x %d rows, %.1f MB%s",
+            "wrapped %d layers; %s kernels; arena of %d slabs x %d rows, %.1f MB%s",
             len(self.layout.layers),
+            self._tokens.kernels,
             slabs,
             slab_rows,
             self.arena.nbytes / 1e6,
