@@ -52,7 +52,7 @@ class Caller:
         with self._lock:
             return dict(self._failures)
 
-    def failed(self, plugin: str, hook: str, error: Exception) -> None:
+    def failed(self, plugin: str, hook: str, error: BaseException) -> None:
         """Log the first failure of a plugin in a hook, count every one."""
         with self._lock:
             self._failures[plugin, hook] += 1
@@ -79,7 +79,7 @@ class Caller:
             if answer is None or isinstance(answer, kind):
                 return answer
             raise TypeError(f"its answer is a {type(answer).__name__}, not a {kind.__name__}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.failed(implementation.plugin, hook, error)
             return FAILED
 

@@ -44,6 +44,7 @@ _LOOK_AGAIN = frozenset(
 _NOT_THE_CONTENT = frozenset(
     {
         Code.NOT_READY,
+        Code.FETCH_FAILED,
         Code.UNLOADED,
         Code.IN_USE,
         Code.PINNED,

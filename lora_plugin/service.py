@@ -31,6 +31,7 @@ from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
 from lora_plugin.setting_rows import setting_rows
 from lora_plugin.settings import Settings, is_loopback
+from lora_plugin.sources.requested import RequestedAdapters
 from lora_plugin.views import Residents, pool_view
 from lora_plugin.watcher import Watcher
 
@@ -87,6 +88,7 @@ class Service:
         self._catalog = Catalog.from_settings(settings, layout, base_models)
         self._watcher = Watcher(self._catalog, settings)
         self._readiness = Readiness(self._catalog, engines, settings)
+        self._requested = RequestedAdapters(self._catalog, hooks, settings)
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
         self._admin: AdminServer | None = None
@@ -104,6 +106,7 @@ class Service:
         if self._with_admin:
             self._admin = self._open_admin(self._loop)
         self._watcher.start()
+        await asyncio.to_thread(self._requested.clean)
         await asyncio.to_thread(self._watcher.first_scan, _FIRST_SCAN_SECONDS)
         self._scanned = True
         states = [adapter.state for adapter in self._catalog.list()]
@@ -148,8 +151,9 @@ class Service:
         Raises:
             AdapterNotFound: no adapter of that name is served.
             AdapterRejected: with the stored reason.
-            Unavailable: it is not whole yet, or could not be made ready in time.
+            Unavailable: it is not whole yet, could not be fetched, or could not be made ready in time.
         """
+        await self._requested.ensure(name)
         version = self._readiness.ready(name)
         now = time.monotonic()
         if version is not None and now - self._confirmed.get(name, 0.0) > _CONFIRM_SECONDS:
