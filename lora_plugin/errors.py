@@ -52,7 +52,6 @@ class Code(StrEnum):
     # Requests and operations
     NOT_FOUND = "not-found"
     NOT_READY = "not-ready"
-    FETCH_FAILED = "fetch-failed"
     UNLOADED = "unloaded"
     IN_USE = "in-use"
     PINNED = "pinned"
