@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lora_plugin.kernels.affine import Adjustment, adjustments
 from lora_plugin.kernels.choice import choose
 from lora_plugin.kernels.costs import DEFAULT, Costs
-from lora_plugin.kernels.layer import LayerWeights, Shape
+from lora_plugin.kernels.layer import AFFINE_ROWS, LayerWeights, Shape
 from lora_plugin.kernels.native.step import NativeStep
 from lora_plugin.kernels.plan import Planner, Tile
 from lora_plugin.kernels.product import Product, make_product
@@ -33,7 +34,7 @@ class Batch:
 
     Attributes:
         kernels: which of them was chosen; it has one of the following.
-        plan: what torch computes; otherwise empty.
+        plan, adjustments: what torch computes; otherwise empty.
         tiles: what the Triton kernels read; otherwise None.
         native: what the native kernel reads; otherwise None.
     """
@@ -59,6 +60,7 @@ class Batch:
         self.num_adapters = 0
         self._widths: list[int] = []
         self.plan: tuple[Tile, ...] = ()
+        self.adjustments: tuple[Adjustment, ...] = ()
         self._products: dict[Shape, tuple[Product, ...]] = {}
         self.tiles: DeviceTiles | None = None
         self.native: NativeStep | None = None
@@ -68,25 +70,33 @@ class Batch:
         elif self.kernels == "triton":
             self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
         none = np.empty(0, dtype=np.int64)
-        self._inputs: tuple[IntArray, IntArray, IntArray, IntArray] = (none, none, none, none)
+        self._inputs: tuple[IntArray, ...] = (none,) * 5
 
     @property
     def is_empty(self) -> bool:
         """True when no row uses an adapter."""
         return not self.num_adapters
 
-    def update(self, adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> None:
+    def update(
+        self,
+        adapters: IntArray,
+        counts: IntArray,
+        first_rows: IntArray,
+        ranks: IntArray,
+        affine: IntArray | None = None,
+    ) -> None:
         """Describes the next step; nearly free when it looks like the last one.
 
         Args:
             adapters: [requests] index into `first_rows` and `ranks`, or -1 for the base model.
             counts: [requests] consecutive rows of each request, in row order.
             first_rows, ranks: [entries] arena rows [first, first + rank) of each adapter.
+            affine: [entries] 1 for an adapter whose gain and shift follow its rows, else 0; None: no such.
 
         Raises:
             ValueError: the step is larger than the batch, or an adapter lies outside the arena.
         """
-        inputs = (adapters, counts, first_rows, ranks)
+        inputs = (adapters, counts, first_rows, ranks, np.zeros_like(ranks) if affine is None else affine)
         if all(map(np.array_equal, self._inputs, inputs)):
             return
         self._check(*inputs)
@@ -99,9 +109,10 @@ class Batch:
             self._products = {}
             planner = Planner(self.costs, self.arena_rows, self.workspace.max_cells, self.device)
             self.plan = planner.plan(runs)
+            self.adjustments = adjustments(runs)
         self.num_rows = int(counts.sum())
         self.num_adapters = len(np.unique(runs.lo))
-        self._inputs = (adapters.copy(), counts.copy(), first_rows.copy(), ranks.copy())
+        self._inputs = tuple(column.copy() for column in inputs)
 
     def reserve(self, weights: LayerWeights) -> None:
         """Takes a layer into account: its buffers, and its width in the plan's costs."""
@@ -124,21 +135,29 @@ class Batch:
 
     def row_adapters(self) -> NDArray[np.int32]:
         """[num_rows] the adapter of each row, -1 for the base model."""
-        adapters, counts, _, _ = self._inputs
+        adapters, counts, *_ = self._inputs
         return np.repeat(adapters.astype(np.int32), counts)
 
-    def _check(self, adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> None:
+    def _check(
+        self,
+        adapters: IntArray,
+        counts: IntArray,
+        first_rows: IntArray,
+        ranks: IntArray,
+        affine: IntArray,
+    ) -> None:
         if len(adapters) != len(counts) or len(adapters) > self.max_requests:
             raise ValueError(
                 f"{len(adapters)} requests with {len(counts)} counts, at most {self.max_requests}"
             )
         if counts.sum() > self.max_tokens or (counts < 0).any():
             raise ValueError(f"{counts.sum()} rows, at most {self.max_tokens}")
-        if len(first_rows) != len(ranks) or (
+        if not len(first_rows) == len(ranks) == len(affine) or (
             len(adapters) and not -1 <= adapters.min() <= adapters.max() < len(ranks)
         ):
             raise ValueError("an adapter is not in the table")
         if len(ranks) and not (
-            ranks.min() >= 0 <= first_rows.min() and (first_rows + ranks).max() <= self.arena_rows
+            ranks.min() >= 0 <= first_rows.min()
+            and (first_rows + ranks + AFFINE_ROWS * affine).max() <= self.arena_rows
         ):
             raise ValueError(f"an adapter lies outside the {self.arena_rows} rows of the arena")

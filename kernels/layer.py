@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 Kind = Literal["linear", "embedding"]
+AFFINE_ROWS = 2
+"""Rows of B after an adapter's rank rows that scale and shift its outputs: the gain, and the shift."""
 
 
 class Shape(NamedTuple):
@@ -27,7 +29,8 @@ class Shape(NamedTuple):
 class LayerWeights:
     """The arena of one layer; an adapter of rank r owns r consecutive rows, the same ones in every layer.
 
-    Rows of a layer that the adapter does not target, or beyond its own rank there, are zero. Every
+    Rows of a layer that the adapter does not target, or beyond its rank there, are zero. An affine adapter
+    owns two more: y becomes (y + x A^T B) (1 + gain) + shift, with gain and shift in these rows of B. Every
     element is finite at all times: rows of other adapters are multiplied too, and masked afterwards.
 
     Attributes:

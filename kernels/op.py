@@ -46,6 +46,7 @@ class _Planned:
         self.steps = [
             (product, *self.weights.span(*tile.span)) for product, tile in zip(products, plan, strict=True)
         ]
+        self.steps += [(adjust, *self.weights.span(*adjust.span)) for adjust in self.batch.adjustments]
         self.plan = plan
 
 

@@ -101,7 +101,7 @@ class Planner:
 
     def plan(self, runs: Runs) -> tuple[Tile, ...]:
         """The cheaper of two ways: every run where it lies, or the short ones gathered."""
-        columns = (column.tolist() for column in runs)
+        columns = (column.tolist() for column in runs[:4])
         groups = [
             _Group((i,), start, stop, stop - start, *self._aligned(lo, hi))
             for i, (start, stop, lo, hi) in enumerate(zip(*columns, strict=True))

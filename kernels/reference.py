@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
 
 from lora_plugin.kernels.layer import LayerWeights
 
+Extent = tuple[int, int]
 
-def lora_apply(y: Tensor, x: Tensor, weights: LayerWeights, rows: Sequence[tuple[int, int] | None]) -> Tensor:
+
+def lora_apply(
+    y: Tensor,
+    x: Tensor,
+    weights: LayerWeights,
+    rows: Sequence[Extent | None],
+    affine: Container[Extent] = (),
+) -> Tensor:
     """What `lora_apply` should leave in y: float64 [rows, out].
 
     Args:
         rows: per row the arena rows [first, first + rank) of its adapter, or None; y may have more rows.
+        affine: those whose gain and shift follow in B.
     """
-    return _added(y, weights, rows, lambda row, arena, i: weights.a[arena, i].double() @ x[row].double())
+    return _applied(
+        y, weights, rows, affine, lambda row, arena, i: weights.a[arena, i].double() @ x[row].double()
+    )
 
 
 def lora_embed(
-    y: Tensor, ids: Tensor, weights: LayerWeights, rows: Sequence[tuple[int, int] | None]
+    y: Tensor,
+    ids: Tensor,
+    weights: LayerWeights,
+    rows: Sequence[Extent | None],
+    affine: Container[Extent] = (),
 ) -> Tensor:
     """What `lora_embed` should leave in y; see `lora_apply`."""
-    return _added(y, weights, rows, lambda row, arena, i: weights.a[arena, i, ids[row]].double())
+    return _applied(y, weights, rows, affine, lambda row, arena, i: weights.a[arena, i, ids[row]].double())
 
 
-def _added(
+def _applied(
     y: Tensor,
     weights: LayerWeights,
-    rows: Sequence[tuple[int, int] | None],
+    rows: Sequence[Extent | None],
+    affine: Container[Extent],
     shrink: Callable[[int, slice, int], Tensor],
 ) -> Tensor:
     result = y.double()
@@ -38,4 +54,7 @@ def _added(
             arena = slice(*extent)
             deltas = [shrink(row, arena, i) @ b[arena].double() for i, b in enumerate(weights.b)]
             result[row] += torch.cat(deltas)
+            if extent in affine:
+                gain, shift = (torch.cat([b[extent[1] + i].double() for b in weights.b]) for i in (0, 1))
+                result[row] = result[row] * (1 + gain) + shift
     return result

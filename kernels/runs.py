@@ -8,29 +8,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.integer[Any]]
-RECORD = 4
-"""int32 of a piece of an adapter's rows: first arena row, rank, first position, rows."""
+RECORD = 8
+"""int32 of a piece of an adapter's rows: first arena row, rank, first position, rows, affine; padded."""
 
 
 class Runs(NamedTuple):
     """Runs in row order, without the base model's; int64 arrays of one length.
 
-    Run i is the batch rows [start, stop) and uses the arena rows [lo, hi).
+    Run i is the batch rows [start, stop) and uses the arena rows [lo, hi), and the next two if it is affine.
     """
 
     start: IntArray
     stop: IntArray
     lo: IntArray
     hi: IntArray
+    affine: IntArray
 
 
-def find_runs(adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks: IntArray) -> Runs:
+def find_runs(
+    adapters: IntArray,
+    counts: IntArray,
+    first_rows: IntArray,
+    ranks: IntArray,
+    affine: IntArray | None = None,
+) -> Runs:
     """Runs of a step; an adapter of rank 0 is the base model.
 
     Args:
         adapters: [requests] index into `first_rows` and `ranks`, or -1.
         counts: [requests] consecutive rows of each request.
         first_rows, ranks: [entries] arena rows of each adapter.
+        affine: [entries] 1 for an adapter with a gain and a shift row after them, else 0; None for none.
     """
     stop = np.cumsum(counts, dtype=np.int64)
     entry = np.asarray(adapters, dtype=np.int64)
@@ -44,7 +52,8 @@ def find_runs(adapters: IntArray, counts: IntArray, first_rows: IntArray, ranks:
     opens, closes = ~joined[:-1], ~joined[1:]
     entry = entry[opens]
     lo = first_rows[entry].astype(np.int64)
-    return Runs(start[opens], stop[closes], lo, lo + ranks[entry])
+    adjusted = np.zeros_like(lo) if affine is None else affine[entry].astype(np.int64)
+    return Runs(start[opens], stop[closes], lo, lo + ranks[entry], adjusted)
 
 
 class Sorted(NamedTuple):
@@ -52,7 +61,7 @@ class Sorted(NamedTuple):
 
     Attributes:
         shift, counts: per run, what to add to positions for batch rows, and how many there are.
-        lo, rank: per adapter, its arena rows [lo, lo + rank).
+        lo, rank, affine: per adapter, its arena rows [lo, lo + rank), and whether a gain and a shift follow.
         begins, totals: per adapter, its first position and its batch rows.
         rows: batch rows in all.
     """
@@ -61,6 +70,7 @@ class Sorted(NamedTuple):
     counts: IntArray
     lo: IntArray
     rank: IntArray
+    affine: IntArray
     begins: IntArray
     totals: IntArray
     rows: int
@@ -79,16 +89,19 @@ def sort_by_adapter(runs: Runs) -> Sorted:
     begins = ends - counts
     shift = (start - begins).astype(np.int32)
     firsts = begins[opens]
-    return Sorted(shift, counts, lo[opens], rank[opens], firsts, np.diff(firsts, append=rows), rows)
+    affine = runs.affine[order][opens]
+    totals = np.diff(firsts, append=rows)
+    return Sorted(shift, counts, lo[opens], rank[opens], affine, firsts, totals, rows)
 
 
 def cut(step: Sorted, height: int) -> NDArray[np.int32]:
-    """[tiles, 4] records: the adapters' rows in pieces of `height`."""
+    """[tiles, RECORD] records: the adapters' rows in pieces of `height`."""
     tiles = -(-step.totals // height)
     adapter = np.repeat(np.arange(len(tiles)), tiles)
     skipped = height * (np.arange(len(adapter)) - (np.cumsum(tiles) - tiles)[adapter])
-    records = np.empty((len(adapter), RECORD), dtype=np.int32)
+    records = np.zeros((len(adapter), RECORD), dtype=np.int32)
     records[:, 0], records[:, 1] = step.lo[adapter], step.rank[adapter]
     records[:, 2] = step.begins[adapter] + skipped
     np.minimum(step.totals[adapter] - skipped, height, out=records[:, 3], casting="unsafe")
+    records[:, 4] = step.affine[adapter]
     return records

@@ -22,7 +22,7 @@
 #endif
 
 struct Chunk {
-    int32_t first_row, rank, position, rows;
+    int32_t first_row, rank, position, rows, affine, unused[3];
 };
 
 struct Step {
@@ -86,6 +86,8 @@ template <class T> struct Work {
     float *h;
 
     int64_t columns() const { return chunk.rank * layer.slices; }
+    // The rows after the adapter's own: its gain, then its shift; only with chunk.affine.
+    const T *gain(int64_t slice) const { return b(slice) + chunk.rank * layer.widths[slice]; }
     T *y_row(int64_t i) const { return y + rows[i] * y_stride; }
     const T *x_row(int64_t i) const { return static_cast<const T *>(x) + rows[i] * x_stride; }
     float *h_row(int64_t i) const { return h + i * columns(); }
@@ -125,6 +127,17 @@ void expand(const Work<float> &work, int64_t slice, float *y_base, Range columns
 #pragma omp simd
             for (int64_t c = begin; c < end; c++) y[c] += h * b[c];
         }
+    }
+}
+
+// y (1 + gain) + shift, once the product is in y.
+void adjust(const Work<float> &work, int64_t slice, float *y_base, Range columns) {
+    const float *gain = work.gain(slice), *shift = gain + work.layer.widths[slice];
+    int64_t begin = columns.begin, end = columns.end;
+    for (int64_t i = 0; i < work.chunk.rows; i++) {
+        float *y = y_base + work.rows[i] * work.y_stride;
+#pragma omp simd
+        for (int64_t c = begin; c < end; c++) y[c] += y[c] * gain[c] + shift[c];
     }
 }
 
@@ -238,6 +251,20 @@ void expand(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) 
     }
 }
 
+void adjust(const Work<bf16> &work, int64_t slice, bf16 *y_base, Range columns) {
+    const bf16 *gains = work.gain(slice), *shifts = gains + work.layer.widths[slice];
+    for (int64_t c = columns.begin; c < columns.end; c += 32) {
+        const __mmask32 lanes = first_lanes(columns.end - c);
+        const __m512i gain = load(gains + c, lanes), shift = load(shifts + c, lanes);
+        for (int64_t i = 0; i < work.chunk.rows; i++) {
+            bf16 *y = y_base + work.rows[i] * work.y_stride + c;
+            const __m512i v = load(y, lanes);
+            const __m512 evens = _mm512_fmadd_ps(even(v), even(gain), _mm512_add_ps(even(v), even(shift)));
+            const __m512 odds = _mm512_fmadd_ps(odd(v), odd(gain), _mm512_add_ps(odd(v), odd(shift)));
+            _mm512_mask_storeu_epi16(y, lanes, interleaved(evens, odds));
+        }
+    }
+}
 
 constexpr int64_t STRIPE = 256;   // columns of B that are packed together: they stay in the L1 cache up to rank 32
 constexpr int64_t PANEL = 32;     // rows and columns of a block: 2 x 2 tiles of 16 x 16
@@ -489,7 +516,9 @@ void shrink_linear(const Work<float> &work, int64_t part, int64_t parts) {
 }
 
 void expand_slice(const Work<float> &work, int64_t slice, float *y, int64_t part, int64_t parts) {
-    expand(work, slice, y, part_of(work.layer.widths[slice], 64, part, parts));
+    Range columns = part_of(work.layer.widths[slice], 64, part, parts);
+    expand(work, slice, y, columns);
+    if (work.chunk.affine) adjust(work, slice, y, columns);
 }
 
 #ifdef HAVE_BF16
@@ -500,8 +529,11 @@ void shrink_linear(const Work<bf16> &work, int64_t part, int64_t parts) {
 
 void expand_slice(const Work<bf16> &work, int64_t slice, bf16 *y, int64_t part, int64_t parts) {
     Range columns = part_of(work.layer.widths[slice], 64, part, parts);
-    if (in_blocks(work)) return expand_blocks(work, slice, y, columns);
-    expand(work, slice, y, columns);
+    if (in_blocks(work))
+        expand_blocks(work, slice, y, columns);
+    else
+        expand(work, slice, y, columns);
+    if (work.chunk.affine) adjust(work, slice, y, columns);
 }
 #endif
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lora_plugin.kernels.triton.shrink import point_at_rows, read_tile
+from lora_plugin.kernels.triton.shrink import is_affine, point_at_rows, read_tile
 
 
 @triton.jit
@@ -43,6 +43,8 @@ def expand(
     ALIGNED: tl.constexpr,
 ) -> None:
     """y[row, slice's columns] += sum over parts of planes[part, slice, position] . B of the slice [first:].
+
+    With an affine adapter the sum is then scaled by 1 + gain and shifted, in float32.
 
     Grid: tiles, column blocks of all slices. Rows outside of tiles are not touched.
 
@@ -86,4 +88,9 @@ def expand(
     if ROWS > 16:
         out = point_at_rows(y, y_stride, rows + position, height, ROWS) + columns
         base = tl.load(out, mask=mask, other=0.0)
-    tl.store(out, (base.to(tl.float32) + total).to(base.dtype), mask=mask)
+    total += base.to(tl.float32)
+    if is_affine(count, records, tl.program_id(0)):
+        gain = tl.load(b_tile + rank * width + n, mask=n < width, other=0.0).to(tl.float32)
+        shift = tl.load(b_tile + (rank + 1) * width + n, mask=n < width, other=0.0).to(tl.float32)
+        total += total * gain[None, :] + shift[None, :]
+    tl.store(out, total.to(base.dtype), mask=mask)

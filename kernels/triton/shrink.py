@@ -14,12 +14,18 @@ import triton.language as tl
 def read_tile(count: tl.tensor, records: tl.tensor, index: tl.tensor) -> tuple[tl.tensor, ...]:
     """First arena row, rank, first position and rows of a tile; zeros past the live ones."""
     live = index < tl.load(count)
-    record = records + index * 4
+    record = records + index * 8
     first_row = tl.load(record, mask=live, other=0)
     rank = tl.load(record + 1, mask=live, other=0)
     position = tl.load(record + 2, mask=live, other=0)
     height = tl.load(record + 3, mask=live, other=0)
     return first_row, rank, position, height
+
+
+@triton.jit
+def is_affine(count: tl.tensor, records: tl.tensor, index: tl.tensor) -> tl.tensor:
+    """Whether a gain and a shift follow the rank rows of a tile's adapter; false past the live ones."""
+    return tl.load(records + index * 8 + 4, mask=index < tl.load(count), other=0) != 0
 
 
 @triton.jit

@@ -45,7 +45,7 @@ class DeviceTiles:
         return min(rows, self.max_adapters + rows // height)
 
     def of(self, height: int) -> tuple[Tensor, Tensor]:
-        """The count [1] and the records [tiles x 4] of a list, as views of the buffer."""
+        """The count [1] and the records [tiles x RECORD] of a list, as views of the buffer."""
         count, start = RECORD * HEIGHTS.index(height), self._record_at[height]
         return self.buffer[count : count + 1], self.buffer[start : start + RECORD * self._capacity[height]]
 

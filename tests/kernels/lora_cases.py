@@ -13,6 +13,7 @@ from torch import Tensor
 from lora_plugin import kernels
 from lora_plugin.kernels import reference
 from lora_plugin.kernels.costs import DEFAULT, Costs
+from lora_plugin.kernels.layer import AFFINE_ROWS
 
 GARBAGE = 3e4
 """In every arena row that no adapter owns; with it, a product overflows in float16."""
@@ -48,8 +49,9 @@ def random_layer(
     widths: Sequence[int],
     dtype: torch.dtype,
     kind: str = "linear",
+    affine: np.ndarray | None = None,
 ) -> kernels.LayerWeights:
-    """Adapters whose outputs are of order one, among garbage."""
+    """Adapters whose outputs are of order one, among garbage; those in `affine` need a gap of 8 rows."""
     a = torch.full((rows, len(widths), inputs), GARBAGE)
     bs = [torch.full((rows, width), GARBAGE) for width in widths]
     for first, rank in zip(first_rows.tolist(), ranks.tolist(), strict=True):
@@ -58,6 +60,9 @@ def random_layer(
         a[own] = torch.randn(rank, len(widths), inputs) * scale
         for b in bs:
             b[own] = torch.randn(rank, b.shape[1]) * rank**-0.5
+    for stop in (first_rows + ranks)[[] if affine is None else affine > 0].tolist():
+        for b in bs:
+            b[stop : stop + AFFINE_ROWS] = torch.randn(AFFINE_ROWS, b.shape[1]) * 0.5
     return kernels.LayerWeights(a.to(dtype), tuple(b.to(dtype) for b in bs), kind)  # type: ignore[arg-type]
 
 
@@ -67,6 +72,7 @@ class Step:
 
     batch: kernels.Batch
     rows: list[tuple[int, int] | None]
+    affine: set[tuple[int, int]]
 
     @property
     def base_rows(self) -> list[int]:
@@ -81,6 +87,7 @@ def make_step(
     arena_rows: int,
     dtype: torch.dtype,
     way: tuple[str, Costs] = WAYS["default"],
+    affine: np.ndarray | None = None,
 ) -> Step:
     choice, costs = way
     if choice not in kernels.available("cpu", dtype):
@@ -88,15 +95,23 @@ def make_step(
             f"{choice} kernels do not serve {dtype} on this machine: native is for bf16, fp32, and AVX512"
         )
     batch = kernels.Batch(2048, 256, len(ranks), arena_rows, "cpu", dtype, costs, choice)
-    step = Step(batch, [])
-    change_step(step, adapters, counts, first_rows, ranks)
+    step = Step(batch, [], set())
+    change_step(step, adapters, counts, first_rows, ranks, affine)
     return step
 
 
 def change_step(
-    step: Step, adapters: np.ndarray, counts: np.ndarray, first_rows: np.ndarray, ranks: np.ndarray
+    step: Step,
+    adapters: np.ndarray,
+    counts: np.ndarray,
+    first_rows: np.ndarray,
+    ranks: np.ndarray,
+    affine: np.ndarray | None = None,
 ) -> None:
-    step.batch.update(adapters, counts, first_rows, ranks)
+    step.batch.update(adapters, counts, first_rows, ranks, affine)
+    if affine is not None:
+        chosen = np.flatnonzero(affine)
+        step.affine = {(int(first_rows[i]), int(first_rows[i] + ranks[i])) for i in chosen}
     step.rows = [
         None if adapter < 0 else (int(first_rows[adapter]), int(first_rows[adapter] + ranks[adapter]))
         for adapter, count in zip(adapters, counts, strict=True)
@@ -116,7 +131,7 @@ def check_apply(step: Step, weights: kernels.LayerWeights, handle: int, padding:
         x[row] = hostile[i % 3]
         y[row] = (-0.0, -torch.inf, 1.5)[i % 3]
     before = y.clone()
-    expected = reference.lora_apply(y, x, weights, step.rows)
+    expected = reference.lora_apply(y, x, weights, step.rows, step.affine)
     torch.ops.lora_plugin.lora_apply(y, x, handle)
     check_result(y, before, expected, untouched)
 

@@ -80,7 +80,7 @@ def test_runs_are_maximal(requests: list[tuple[int, int]]) -> None:
         if naive and naive[-1][1] == row and naive[-1][2] == lo:
             naive[-1][1] = row + 1
         else:
-            naive.append([row, row + 1, lo, lo + RANKS[adapter]])
+            naive.append([row, row + 1, lo, lo + RANKS[adapter], 0])
     assert np.stack(runs).T.tolist() == naive
 
 

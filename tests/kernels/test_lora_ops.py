@@ -23,6 +23,8 @@ from lora_plugin.kernels import reference
 from lora_plugin.kernels.costs import Costs
 
 RANKS = (1, 4, 5, 8, 24, 64, 128)
+AFFINE = np.array([0, 1, 0, 1, 1, 0, 1])
+"""Which of them also scale and shift what they change."""
 DTYPES = tuple(TOLERANCE)
 
 
@@ -48,9 +50,10 @@ def random_step(tokens: int, adapters: int, seed: int) -> tuple[np.ndarray, np.n
 @pytest.mark.parametrize("tokens", [0, 1, 3, 63, 130])
 def test_apply_equals_the_reference(tokens: int, dtype: torch.dtype, way: tuple[str, Costs]) -> None:
     first_rows, ranks, arena_rows = extents(RANKS, gap=8)
-    step = make_step(*random_step(tokens, len(ranks), tokens), first_rows, ranks, arena_rows, dtype, way)
+    rows = random_step(tokens, len(ranks), tokens)
+    step = make_step(*rows, first_rows, ranks, arena_rows, dtype, way, AFFINE)
     for inputs, widths in ((53, (41,)), (56, (67, 13, 29))):
-        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype)
+        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype, affine=AFFINE)
         check_apply(step, weights, kernels.register(weights, step.batch))
 
 
@@ -70,14 +73,14 @@ def test_many_adapters_of_all_ranks_one_row_each(way: tuple[str, Costs]) -> None
 def test_embedding_equals_the_reference(
     index: torch.dtype, dtype: torch.dtype, way: tuple[str, Costs]
 ) -> None:
-    first_rows, ranks, arena_rows = extents(RANKS)
-    step = make_step(*random_step(63, len(ranks), 5), first_rows, ranks, arena_rows, dtype, way)
-    weights = random_layer(first_rows, ranks, arena_rows, 211, (37,), dtype, "embedding")
+    first_rows, ranks, arena_rows = extents(RANKS, gap=8)
+    step = make_step(*random_step(63, len(ranks), 5), first_rows, ranks, arena_rows, dtype, way, AFFINE)
+    weights = random_layer(first_rows, ranks, arena_rows, 211, (37,), dtype, "embedding", AFFINE)
     handle = kernels.register(weights, step.batch)
     ids = torch.randint(211, (66,)).to(index)
     y = torch.randn(66, 37).to(dtype)
     before = y.clone()
-    expected = reference.lora_embed(y, ids, weights, step.rows)
+    expected = reference.lora_embed(y, ids, weights, step.rows, step.affine)
     torch.ops.lora_plugin.lora_embed(y, ids, handle)
     check_result(y, before, expected, [*step.base_rows, 63, 64, 65])
 

@@ -34,11 +34,12 @@ def _clean() -> Iterator[None]:
 @pytest.mark.parametrize("rank", [1, 15, 16, 17, 40])
 @pytest.mark.parametrize("rows", [23, 24, 33, 64, 70, 530])
 def test_rows_that_fill_no_block(rows: int, rank: int, dtype: torch.dtype) -> None:
-    first_rows, ranks, arena_rows = extents((8, rank))
+    first_rows, ranks, arena_rows = extents((8, rank), gap=8)
+    affine = np.array([0, 1])
     adapters, counts = np.array([-1, 1, 0]), np.array([3, rows, 1])
-    step = make_step(adapters, counts, first_rows, ranks, arena_rows, dtype, NATIVE)
+    step = make_step(adapters, counts, first_rows, ranks, arena_rows, dtype, NATIVE, affine)
     for inputs, widths in ((64, (320,)), (37, (31, 65))):
-        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype)
+        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype, affine=affine)
         check_apply(step, weights, kernels.register(weights, step.batch))
 
 
@@ -46,11 +47,12 @@ def test_rows_that_fill_no_block(rows: int, rank: int, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_work(threads: int, dtype: torch.dtype) -> None:
     torch.set_num_threads(threads)
-    first_rows, ranks, arena_rows = extents((5, 24, 64))
+    first_rows, ranks, arena_rows = extents((5, 24, 64), gap=8)
+    affine = np.array([1, 0, 1])
     adapters, counts = np.array([0, 1, -1, 2, 1, 0]), np.array([1, 60, 2, 7, 45, 1])
-    step = make_step(adapters, counts, first_rows, ranks, arena_rows, dtype, NATIVE)
+    step = make_step(adapters, counts, first_rows, ranks, arena_rows, dtype, NATIVE, affine)
     for inputs, widths in ((576, (576, 192, 192)), (96, (40,))):
-        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype)
+        weights = random_layer(first_rows, ranks, arena_rows, inputs, widths, dtype, affine=affine)
         check_apply(step, weights, kernels.register(weights, step.batch))
 
 

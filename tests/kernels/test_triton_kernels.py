@@ -50,6 +50,15 @@ def test_linear(
     Subject(ranks, in_features, widths, dtype).check(step)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [20, 300])
+def test_a_gain_and_a_shift(rows: int, dtype: torch.dtype) -> None:
+    """Of two adapters; a plain one and base rows between stay what they are without."""
+    step = Step((1, -1, 2, 0), (rows // 2, 3, rows // 4, rows - rows // 2 - rows // 4 - 3))
+    Subject((8, 4, 24), 136, (70, 32), dtype, affine=(0, 1)).check(step)
+    Subject((4, 24, 40), 101, (72,), dtype, kind="embedding", affine=(1, 2)).check(step)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "other"])
 def test_every_table_gives_the_same(arch: str) -> None:
     Subject((24, 4), 288, (160,), torch.bfloat16, arch=arch).check(Step((1, 0, -1), (3, 18, 2)))
@@ -158,6 +167,8 @@ MUTANTS = {
     "past the end of x": (shrink, "x_mask = in_tile & (k + d < in_features)[None, :]", "x_mask = in_tile"),
     "another order": (shrink, "x_stride, rows + position,", "x_stride, rows,"),
     "no other": (shrink, "mask=a_mask, other=0.0)", "mask=a_mask)"),
+    "a gain before its row": (expand, "b_tile + rank * width + n", "b_tile + (rank - 1) * width + n"),
+    "a gain for all": (expand, "if is_affine(count, records, tl.program_id(0))", "if rank > 0"),
     "truncated rank": (shrink, "chunks = (rank + RANKS - 1) // RANKS", "chunks = rank // RANKS"),
 }
 
@@ -181,7 +192,7 @@ def test_narrow_addresses_are_caught(name: str, tmp_path: Path, monkeypatch: pyt
 def test_mutants_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, old, new = MUTANTS[name]
     _mutate(module, old, new, tmp_path, monkeypatch)
-    subject = Subject((24, 4, 40), 600, (40, 30), torch.bfloat16)
+    subject = Subject((24, 4, 40), 600, (40, 30), torch.bfloat16, affine=(2,))
     with pytest.raises(Exception, match=r"off by|outside|two stores|assert"):
         _check_each(subject, Step((0, 1, 2), (6, 3, 3)), Step((2, 0), (3, 4)), Step((2, -1, 0), (3, 2, 260)))
 

@@ -8,31 +8,35 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_plugin.kernels.runs import find_runs
+from lora_plugin.kernels.runs import RECORD, find_runs
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
 CPU = torch.device("cpu")
 FIRST_ROWS, RANKS = np.array([64, 0, 8, 40]), np.array([16, 8, 24, 0])
+AFFINE = np.array([1, 0, 1, 0])
 REQUESTS = st.lists(st.tuples(st.integers(-1, 3), st.sampled_from([0, 1, 1, 2, 15, 16, 17, 70])), max_size=12)
 
 
-def unpack(tiles: DeviceTiles, height: int) -> list[tuple[int, int, list[int]]]:
-    """(first arena row, rank, batch rows) of each live tile."""
+Unpacked = list[tuple[int, int, int, list[int]]]
+"""(first arena row, rank, whether affine, batch rows) of each live tile."""
+
+
+def unpack(tiles: DeviceTiles, height: int) -> Unpacked:
     count, records = tiles.of(height)
     return [
-        (first, rank, tiles.rows[at : at + rows].tolist())
-        for first, rank, at, rows in records.view(-1, 4)[: count.item()].tolist()
+        (first, rank, affine, tiles.rows[at : at + rows].tolist())
+        for first, rank, at, rows, affine, *_ in records.view(-1, RECORD)[: count.item()].tolist()
     ]
 
 
-def naive(entries: np.ndarray, height: int) -> list[tuple[int, int, list[int]]]:
-    tiles = []
+def naive(entries: np.ndarray, height: int) -> Unpacked:
+    tiles: Unpacked = []
     for adapter in sorted(set(entries.tolist()) - {-1, 3}, key=lambda entry: FIRST_ROWS[entry]):
         rows = np.flatnonzero(entries == adapter).tolist()
         for start in range(0, len(rows), height):
             piece = rows[start : start + height]
-            tiles.append((int(FIRST_ROWS[adapter]), int(RANKS[adapter]), piece))
+            tiles.append((int(FIRST_ROWS[adapter]), int(RANKS[adapter]), int(AFFINE[adapter]), piece))
     return tiles
 
 
@@ -42,7 +46,7 @@ def test_tiles_hold_each_adapter_s_rows_once(steps: list[list[tuple[int, int]]])
     tiles = DeviceTiles(12 * 70, 4, 24, CPU)
     for requests in steps:
         adapters, counts = np.array([*requests, (-1, 0)], np.int64).T
-        tiles.update(find_runs(adapters, counts, FIRST_ROWS, RANKS))
+        tiles.update(find_runs(adapters, counts, FIRST_ROWS, RANKS, AFFINE))
         entries = np.repeat(adapters, counts)
         live = int(np.isin(entries, [0, 1, 2]).sum())
         for height in HEIGHTS:

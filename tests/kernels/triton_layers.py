@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_strict import StrictBuilder, interpreted
 
 from lora_plugin.kernels import reference
-from lora_plugin.kernels.layer import LayerWeights
+from lora_plugin.kernels.layer import AFFINE_ROWS, LayerWeights
 from lora_plugin.kernels.runs import find_runs
 from lora_plugin.kernels.triton import expand, layer, shrink
 from lora_plugin.kernels.triton.layer import DeviceLayer
@@ -48,17 +48,21 @@ class Subject:
         max_tokens: int = 512,
         kind: str = "linear",
         arch: str = "sm_90",
+        affine: Sequence[int] = (),
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
         self.ranks = np.asarray(ranks)
         self.first_rows = 3 + np.cumsum(self.ranks + 5) - self.ranks
-        rows = int(self.first_rows[-1] + self.ranks[-1])
+        rows = int(self.first_rows[-1] + self.ranks[-1]) + AFFINE_ROWS
         owned = np.concatenate([np.arange(f, f + r) for f, r in zip(self.first_rows, ranks, strict=True)])
+        self.affine = np.isin(np.arange(len(ranks)), affine).astype(np.int64)
+        adjusting = np.add.outer((self.first_rows + self.ranks)[self.affine > 0], range(AFFINE_ROWS)).ravel()
         a = torch.full((rows, len(widths), in_features), torch.nan).to(dtype)
         b = tuple(torch.full((rows, width), torch.nan).to(dtype) for width in widths)
         a[owned] = self.random(len(owned), *a.shape[1:], dtype=dtype)
         for part in b:
             part[owned] = self.random(len(owned), part.shape[1], dtype=dtype)
+            part[adjusting] = self.random(len(adjusting), part.shape[1], dtype=dtype)
         self.weights = LayerWeights(a, b, kind)  # type: ignore[arg-type]
         self.tiles = DeviceTiles(max_tokens, len(ranks), int(self.ranks.max()), CPU)
         self.layer = DeviceLayer(self.weights, self.tiles, arch)
@@ -76,7 +80,7 @@ class Subject:
 
     def set_step(self, step: Step) -> None:
         arrays = (np.asarray(step.adapters, np.int64), np.asarray(step.counts, np.int64))
-        self.tiles.update(find_runs(*arrays, self.first_rows, self.ranks))
+        self.tiles.update(find_runs(*arrays, self.first_rows, self.ranks, self.affine))
 
     def run(self, y: Tensor, x: Tensor) -> StrictBuilder:
         """Runs the kernels in strict mode over poisoned planes."""
@@ -91,7 +95,8 @@ class Subject:
         extents = [(first, first + rank) for first, rank in zip(self.first_rows, self.ranks, strict=True)]
         rows = [extents[adapter] if adapter >= 0 else None for adapter in step.row_adapters]
         function = reference.lora_embed if self.weights.kind == "embedding" else reference.lora_apply
-        return function(y, x, self.weights, rows)
+        affine = {extents[i] for i in np.flatnonzero(self.affine)}
+        return function(y, x, self.weights, rows, affine)
 
     def check(self, step: Step, rows: int | None = None) -> Tensor:
         """Runs a step over `rows` rows of y and compares it; returns y."""
