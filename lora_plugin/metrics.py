@@ -64,6 +64,7 @@ class SnapshotCollector(Collector):
         if snapshot is not None:
             yield from _adapter_metrics(snapshot.adapters)
             yield from _residency_metrics(snapshot)
+            yield from _wait_metrics(snapshot.pool)
             yield from _pool_counters(snapshot.pool)
 
 
@@ -137,6 +138,19 @@ def _residency_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("resident_bytes", "Bytes held by adapters, by tier", "tier", nbytes)
     yield _gauge("capacity_rows", "Rank rows there are, by tier", "tier", capacity)
     yield _gauge("capacity_bytes", "Bytes that adapters may hold, by tier", "tier", budget)
+
+
+def _wait_metrics(pool: PoolView) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        f"{PREFIX}_waiting_requests",
+        "Requests that wait for room on the device",
+        value=sum(engine.waiting_requests for engine in pool.engines),
+    )
+    yield GaugeMetricFamily(
+        f"{PREFIX}_longest_wait_seconds",
+        "How long the oldest of them has waited",
+        value=max((engine.longest_wait_seconds for engine in pool.engines), default=0.0),
+    )
 
 
 def _pool_counters(pool: PoolView) -> Iterator[Metric]:

@@ -136,6 +136,13 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Seconds that a request waits for an adapter that is not loaded yet, before a 503.",
     )
+    max_wait_seconds: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds that requests wait for room on the device while other adapters are served; then "
+        "it is their adapter's turn, as soon as running requests have made room.",
+    )
     prefetch: bool = Field(
         True,
         description="Whether an adapter that appears while the server runs is checked and loaded at once, "

@@ -85,6 +85,8 @@ def _engine(snapshot: Snapshot) -> EngineView:
         rows_free=snapshot["rows_free"],
         host_bytes=snapshot["host_bytes"],
         host_budget_bytes=snapshot["host_budget"],
+        waiting_requests=snapshot["waiting"]["requests"],
+        longest_wait_seconds=snapshot["waiting"]["longest_seconds"],
         extents=extents,
         counters=PoolCounters(
             loads=counters["loads"],

@@ -107,6 +107,8 @@ class EngineView(View):
     rows_free: int
     host_bytes: int
     host_budget_bytes: int
+    waiting_requests: int = Field(default=0, description="requests that wait for room on the device")
+    longest_wait_seconds: float = Field(default=0.0, description="how long the oldest of them has waited")
     extents: tuple[ExtentView, ...] = ()
     counters: PoolCounters = PoolCounters()
 

@@ -3,15 +3,19 @@
 The promise: with n slabs that hold no pinned adapter, any n unpinned adapters can be in use together,
 whatever lies where. Each lies in one slab, so the n-th finds a slab with neither pins nor adapters in use,
 which can be emptied. Pins leave at least one such slab. More adapters fit when their extents do.
+
+In use by others for ever, an adapter would never find that slab. So one that has waited too long has rows
+set aside (`Turns`): what runs there goes on, nothing new begins there, and then it is this adapter's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from lora_plugin.pool.entry import Entry
 from lora_plugin.pool.extents import Extent, ExtentAllocator
 from lora_plugin.pool.journal import Cause, Journal
+from lora_plugin.pool.turns import Turns
 
 
 class Device:
@@ -20,11 +24,16 @@ class Device:
     Args:
         extents: the empty arena.
         journal: takes the orders for the workers.
+        requests: counts the unfinished requests of an adapter.
     """
 
-    def __init__(self, extents: ExtentAllocator, journal: Journal) -> None:
+    def __init__(
+        self, extents: ExtentAllocator, journal: Journal, requests: Callable[[int], int] = lambda _: 0
+    ) -> None:
         self.extents = extents
+        self.turns = Turns()
         self._journal = journal
+        self._requests = requests
         self._at: dict[int, Entry] = {}
         self._in_use: set[int] = set()
         self._pins: dict[int, Entry] = {}
@@ -37,9 +46,13 @@ class Device:
     def in_use(self, entry: Entry) -> bool:
         return entry.adapter_id in self._in_use
 
-    def begin_step(self, running: Iterable[int]) -> None:
-        """Only these adapters, and pins, are in use now; waiting pins are placed if they can be."""
+    def begin_step(self, running: Iterable[int], overdue: Iterable[Entry] = ()) -> None:
+        """Only the adapters `running`, and pins, are in use now; waiting pins are placed if they can be.
+
+        `overdue` are those that have waited too long for room, in the order of their turns.
+        """
         self._in_use = set(running)
+        self.turns.renew(overdue, self._easiest)
         self._forget_failures()
         self._place_pins()
 
@@ -47,12 +60,18 @@ class Device:
         self._in_use.discard(adapter_id)
         self._forget_failures()
 
-    def admit(self, entry: Entry) -> bool:
-        """Bring the adapter to the device if need be and mark it in use; False if there is no room."""
-        if entry.extent is None and not self._find_room(entry):
-            return False
-        self._in_use.add(entry.adapter_id)
-        return True
+    def admit(self, entry: Entry, *, started: bool = False) -> bool:
+        """Bring the adapter to the device if need be and mark it in use; False if there is no room.
+
+        What `started` before goes on, whosever turn it is: it may hold what the others wait for.
+        """
+        if entry.extent is None:
+            admitted = self._find_room(entry, started)
+        else:
+            admitted = started or not self.turns.bars(entry, entry.extent)
+        if admitted:
+            self._in_use.add(entry.adapter_id)
+        return admitted
 
     def drop(self, entry: Entry) -> None:
         """Take the adapter off the device; fine if it is not there."""
@@ -102,7 +121,9 @@ class Device:
     def _stays(self, entry: Entry) -> bool:
         return entry.pinned or entry.adapter_id in self._in_use
 
-    def _find_room(self, entry: Entry) -> bool:
+    def _find_room(self, entry: Entry, started: bool) -> bool:
+        if started or self.turns.rows(entry) is not None:
+            return self._place_anywhere(entry, started)
         # Hundreds of requests may wait for room in one step: a search that failed is not repeated.
         if entry.rows >= self._no_room:
             return False
@@ -125,39 +146,63 @@ class Device:
             if entry.extent is None:
                 self._place_anywhere(entry)
 
-    def _place_anywhere(self, entry: Entry) -> bool:
+    def _place_anywhere(self, entry: Entry, started: bool = False) -> bool:
         if entry.pinned:
             pinned, _ = self._pinned_slabs()
-            if self._place(entry, sorted(pinned)):
+            if self._place(entry, sorted(pinned), started):
                 return True
-        return self._place(entry, range(self.extents.slabs))
+        return self._place(entry, range(self.extents.slabs), started)
 
-    def _place(self, entry: Entry, slabs: Iterable[int]) -> bool:
+    def _place(self, entry: Entry, slabs: Collection[int], started: bool = False) -> bool:
         """Load (or move) the adapter to the cheapest place in these slabs, evicting what lies there."""
-        place = self._cheapest(entry.rows, slabs)
-        if place is None:
+        extent = self._cheapest(entry, slabs, started)
+        if extent is None:
             return False
-        first_row, victims = place
-        for victim in victims:
+        for victim in self._lying(self.extents.in_the_way(extent)):
             self.drop(victim)
             self._journal.evicted(victim, Cause.DEVICE_ROOM)
         self.drop(entry)
-        entry.extent = self.extents.allocate_at(first_row, entry.rows)
-        self._at[first_row] = entry
-        self._journal.load(entry, first_row)
+        entry.extent = self.extents.allocate_at(extent.first_row, extent.rows)
+        self._at[extent.first_row] = entry
+        self.turns.placed(entry, extent)
+        self._journal.load(entry, extent.first_row)
         return True
 
-    def _cheapest(self, rows: int, slabs: Iterable[int]) -> tuple[int, list[Entry]] | None:
-        """First row and victims: a free place, else where the latest use is oldest and the fewest go."""
-        best: tuple[int, list[Entry]] | None = None
+    def _cheapest(self, entry: Entry, slabs: Collection[int], started: bool) -> Extent | None:
+        """A free place, else where the latest use is oldest and the fewest go."""
+        best: Extent | None = None
         best_cost = (0, 0)
-        for first_row, in_the_way in self.extents.windows(rows, slabs):
-            victims = [self._at[extent.first_row] for extent in in_the_way]
-            if not victims:
-                return first_row, victims
-            if any(map(self._stays, victims)):
+        for extent, victims in self._places(entry, slabs):
+            if any(map(self._stays, victims)) or (not started and self.turns.bars(entry, extent)):
                 continue
+            if not victims:
+                return extent
             cost = (max(victim.last_used for victim in victims), len(victims))
             if best is None or cost < best_cost:
-                best, best_cost = (first_row, victims), cost
+                best, best_cost = extent, cost
         return best
+
+    def _easiest(self, entry: Entry) -> Extent | None:
+        """Where the fewest unfinished requests are in the way of an adapter whose turn it is."""
+        if entry.extent is not None:
+            return None if self.turns.bars(entry, entry.extent) else entry.extent
+        best: Extent | None = None
+        best_cost = 0
+        for extent, victims in self._places(entry, range(self.extents.slabs)):
+            if any(victim.pinned for victim in victims) or self.turns.bars(entry, extent):
+                continue
+            cost = sum(self._requests(victim.adapter_id) for victim in victims if self.in_use(victim))
+            if best is None or cost < best_cost:
+                best, best_cost = extent, cost
+        return best
+
+    def _places(self, entry: Entry, slabs: Collection[int]) -> Iterator[tuple[Extent, list[Entry]]]:
+        """The places worth considering, with what lies there; what is set aside for it is the first."""
+        own = self.turns.rows(entry)
+        if own is not None and self.extents.slab_of(own) in slabs:
+            yield own, self._lying(self.extents.in_the_way(own))
+        for first_row, in_the_way in self.extents.windows(entry.rows, slabs):
+            yield Extent(first_row, entry.rows), self._lying(in_the_way)
+
+    def _lying(self, extents: Iterable[Extent]) -> list[Entry]:
+        return [self._at[extent.first_row] for extent in extents]

@@ -23,6 +23,9 @@ class Extent:
     def stop(self) -> int:
         return self.first_row + self.rows
 
+    def overlaps(self, other: Extent) -> bool:
+        return self.first_row < other.stop and other.first_row < self.stop
+
 
 def round_up(value: int, granule: int) -> int:
     """The smallest positive multiple of `granule` that is not below `value`."""
@@ -78,7 +81,7 @@ class ExtentAllocator:
         fits = 0 <= slab < self.slabs and offset + extent.rows <= self.slab_rows
         if not fits or offset % self.granule:
             raise ValueError(f"{extent} does not lie on the granules of one slab")
-        if any(first_row < other.stop and other.first_row < extent.stop for other in self._taken[slab]):
+        if any(map(extent.overlaps, self._taken[slab])):
             raise ValueError(f"{extent} is not free")
         insort(self._taken[slab], extent)
         return extent
@@ -86,6 +89,10 @@ class ExtentAllocator:
     def free(self, extent: Extent) -> None:
         """Give an extent back; raises ValueError if it is not taken."""
         self._taken[self.slab_of(extent)].remove(extent)
+
+    def in_the_way(self, wanted: Extent) -> tuple[Extent, ...]:
+        """The extents that overlap rows of one slab."""
+        return tuple(filter(wanted.overlaps, self._taken[self.slab_of(wanted)]))
 
     def windows(
         self, rows: int, slabs: Iterable[int] | None = None

@@ -7,8 +7,9 @@ host copy, and losing that means leaving the device too.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lora_plugin.errors import AdapterBusy, AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
@@ -21,6 +22,7 @@ from lora_plugin.pool.journal import Cause, Journal
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.references import References
 from lora_plugin.pool.snapshot import adapter_view, extent_view
+from lora_plugin.pool.waits import Waits
 
 GRANULE = 8
 
@@ -33,6 +35,8 @@ class AdapterPool:
         slab_rows: the highest rank, rounded up to 8.
         host_budget_bytes: bytes of host memory for packed adapters, over all workers.
         clock: seconds, never going back.
+        max_wait_seconds: once a request has waited for room on the device longer than this, it is its
+            adapter's turn.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class AdapterPool:
         slab_rows: int,
         host_budget_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        max_wait_seconds: float = math.inf,
     ) -> None:
         self._clock = clock
         self._uses = 0
@@ -49,7 +55,9 @@ class AdapterPool:
         self._references = References()
         self._journal = Journal()
         self._host = HostCache(host_budget_bytes)
-        self._device = Device(ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE), self._journal)
+        self._waits = Waits(max_wait_seconds)
+        extents = ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE)
+        self._device = Device(extents, self._journal, self._references.count)
 
     def want(self, adapter_id: int, name: str, digest: str, path: str, nbytes: int) -> bool:
         """Register a version for staging, evicting idle host copies for it.
@@ -162,29 +170,44 @@ class AdapterPool:
 
     def release(self, request_id: str) -> None:
         """The request is finished; unknown ones are fine."""
+        self._waits.end((request_id,))
         adapter_id = self._references.release(request_id)
         if adapter_id is not None:
             self._device.end_use(adapter_id)
             self._sweep()
 
-    def begin_step(self, running: Iterable[int]) -> tuple[int, ...]:
+    def begin_step(self, running: Mapping[str, int]) -> tuple[int, ...]:
         """A new step: of the unpinned adapters only those of running requests are in use.
 
-        Returns the running ones that are not on the device and find no room, which happens only to
-        adapters that were never admitted: their requests must not run in this step.
-        """
-        ids = tuple(dict.fromkeys(running))
-        self._device.begin_step(ids)
-        self._sweep()
-        return tuple(adapter_id for adapter_id in ids if not self.try_admit(adapter_id))
+        Args:
+            running: request id -> adapter id, of the requests that run with an adapter.
 
-    def try_admit(self, adapter_id: int) -> bool:
+        Returns:
+            The adapters that are not on the device and find no room, which happens only to those that were
+            never admitted: their requests must not run in this step.
+        """
+        self._waits.end(running)
+        ids = tuple(dict.fromkeys(running.values()))
+        self._device.begin_step(ids, self._overdue())
+        self._sweep()
+        return tuple(adapter_id for adapter_id in ids if not self.try_admit(adapter_id, started=True))
+
+    def try_admit(self, adapter_id: int, request_id: str | None = None, *, started: bool = False) -> bool:
         """Whether the adapter can be part of this step; if so, it is in use until the next one.
 
         Loads it in place of adapters that are not in use, if need be.
+
+        Args:
+            adapter_id: the adapter.
+            request_id: for which request; one that finds no room waits from now on, and its time counts.
+            started: the request ran before (it was preempted, or holds KV blocks), and goes on.
         """
         entry = self._entries.get(adapter_id)
-        if entry is None or entry.host is not Host.READY or not self._device.admit(entry):
+        if entry is None or entry.host is not Host.READY:
+            return False
+        if not self._device.admit(entry, started=started):
+            if request_id is not None:
+                self._waits.begin(request_id, adapter_id, self._clock())
             return False
         self._touch(entry)
         return True
@@ -275,8 +298,19 @@ class AdapterPool:
             "adapters": [
                 adapter_view(entry, refs(entry.adapter_id), now) for entry in self._entries.values()
             ],
+            "waiting": {
+                "requests": len(self._waits),
+                "longest_seconds": self._waits.longest(now),
+                "turns": len(self._device.turns),
+            },
             "counters": self._journal.totals(),
         }
+
+    def _overdue(self) -> Iterator[Entry]:
+        for adapter_id in self._waits.overdue(self._clock()):
+            entry = self._entries.get(adapter_id)
+            if entry is not None and entry.host is Host.READY:
+                yield entry
 
     def _touch(self, entry: Entry) -> None:
         self._uses += 1

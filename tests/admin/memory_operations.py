@@ -61,6 +61,8 @@ def engine(*extents: ExtentView, evictions: dict[str, int] | None = None) -> Eng
         rows_free=256 - sum(extent.rows for extent in extents),
         host_bytes=8192,
         host_budget_bytes=1 << 20,
+        waiting_requests=3,
+        longest_wait_seconds=1.5,
         extents=extents,
         counters=PoolCounters(loads=5, hits=7, misses=2, evictions=evictions or {}),
     )

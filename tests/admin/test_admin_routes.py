@@ -113,6 +113,8 @@ async def test_pool_view_in_full(client: TestClient) -> None:
         "rows_free": 240,
         "host_bytes": 8192,
         "host_budget_bytes": 1 << 20,
+        "waiting_requests": 3,
+        "longest_wait_seconds": 1.5,
         "extents": [
             {
                 "slab": 0,

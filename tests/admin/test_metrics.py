@@ -50,6 +50,8 @@ async def test_the_snapshot_as_metrics(client: TestClient) -> None:
         ("lora_plugin_resident_bytes", (("tier", "host"),)): 2 * 8192,
         ("lora_plugin_capacity_rows", (("tier", "device"),)): 512,
         ("lora_plugin_capacity_bytes", (("tier", "host"),)): 2 << 20,
+        ("lora_plugin_waiting_requests", ()): 6,
+        ("lora_plugin_longest_wait_seconds", ()): 1.5,
         ("lora_plugin_loads_total", ()): 10,
         ("lora_plugin_hits_total", ()): 14,
         ("lora_plugin_misses_total", ()): 4,

@@ -50,7 +50,7 @@ def make(slabs: int = 2, slab_rows: int = 16, budget: int = 1000, **ranks: int) 
 
 def admit(pool: AdapterPool, *adapter_ids: int, running: tuple[int, ...] = ()) -> list[bool]:
     """A step that the running adapters are in and these try to join."""
-    assert pool.begin_step(running) == ()
+    assert pool.begin_step({f"run{i}": i for i in running}) == ()
     return [pool.try_admit(adapter_id) for adapter_id in adapter_ids]
 
 
@@ -151,7 +151,7 @@ def test_what_is_not_ready_evicts_nobody(host: str) -> None:
 
 def test_running_adapters_without_a_place_are_named() -> None:
     pool = make(slabs=1, a1=16, a2=16)
-    assert pool.begin_step([1, 2, 7]) == (2, 7)
+    assert pool.begin_step({"r1": 1, "r2": 2, "r7": 7}) == (2, 7)
 
 
 def test_an_adapter_is_asked_for_once() -> None:
@@ -380,7 +380,7 @@ def test_an_idle_adapter_moves_to_where_the_pins_are() -> None:
     pool = make(a1=16, a2=8, a3=8)
     admit(pool, 1, 2)
     admit(pool, 2)
-    pool.begin_step([])
+    pool.begin_step({})
     pool.evict(1)
     pool.pin(3)
     pool.take_orders()
@@ -391,7 +391,7 @@ def test_an_idle_adapter_moves_to_where_the_pins_are() -> None:
 def test_an_adapter_in_use_is_pinned_where_it_lies_or_not_at_all() -> None:
     pool = make(slabs=3, slab_rows=24, a1=24, a2=8, a3=8, a4=24)
     admit(pool, 1, 2, 4)
-    pool.begin_step([2])
+    pool.begin_step({"r": 2})
     pool.evict(1)
     pool.pin(3)
     pool.take_orders()
@@ -411,7 +411,7 @@ def test_a_pin_without_room_is_loaded_by_a_later_step() -> None:
     assert pool.take_orders() == ()
     with pytest.raises(Unavailable):
         pool.pin(4)
-    pool.begin_step([1])
+    pool.begin_step({"r": 1})
     assert pool.take_orders() == (Drop(2), Load(3, 16))
     pool.pin(4)
 
@@ -422,7 +422,7 @@ def test_a_waiting_pin_joins_the_other_pins() -> None:
     admit(pool, 3, 4, 2)
     pool.pin(5)
     pool.take_orders()
-    pool.begin_step([])
+    pool.begin_step({})
     assert pool.take_orders() == (Drop(2), Load(5, 8))
 
 
@@ -449,7 +449,7 @@ def test_a_waiting_pin_can_be_taken_back() -> None:
     admit(pool, 1, 2)
     pool.pin(3)
     pool.unpin(3)
-    pool.begin_step([])
+    pool.begin_step({})
     assert 3 not in resident(pool)
 
 
@@ -466,7 +466,7 @@ def test_only_ready_versions_can_be_pinned() -> None:
 def test_evict_takes_it_off_the_device_and_out_of_the_host_cache() -> None:
     pool = make(a1=8)
     admit(pool, 1)
-    pool.begin_step([])
+    pool.begin_step({})
     pool.take_orders()
     assert pool.evict(1)
     assert pool.take_orders() == (Drop(1), Forget(1))
@@ -553,7 +553,7 @@ def test_after_a_reset_those_in_use_and_pins_are_loaded_where_they_were() -> Non
     assert orders[0] == Forget(1)
     loads = {order.adapter_id: order.first_row for order in orders if isinstance(order, Load)}
     assert loads == {int(key): row for key, row in before.items()}
-    pool.begin_step([])
+    pool.begin_step({})
     pool.reset_device()
     assert resident(pool) == {3}
     assert pool.take_orders() == (Load(3, before["3"]),)

@@ -184,7 +184,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Some of those in use go on, and all others try to join, in any order."""
         running = data.draw(st.sets(st.sampled_from(sorted(self.in_use))) if self.in_use else st.just(set()))
         self.in_use = {adapter_id: self.in_use[adapter_id] for adapter_id in running}
-        assert self.pool.begin_step(running) == ()
+        assert self.pool.begin_step({f"run{i}": i for i in running}) == ()
         for adapter_id in data.draw(st.permutations(sorted(RANKS))):
             self.try_admit(adapter_id)
 
@@ -192,7 +192,7 @@ class PoolMachine(RuleBasedStateMachine):
     def promised_batch(self, data: st.DataObject) -> None:
         """Unpinned adapters, as many as there are slabs without pins, join whatever lies where."""
         self.in_use = {}
-        self.pool.begin_step([])
+        self.pool.begin_step({})
         batch = data.draw(st.permutations([a for a in self.ready() if a not in self.pins]))
         for adapter_id in batch[: self.slabs - len(self.pinned_slabs())]:
             assert self.try_admit(adapter_id)

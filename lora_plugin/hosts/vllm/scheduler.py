@@ -34,7 +34,10 @@ class LoraSchedulerMixin:
             return
         lora_config = self.vllm_config.lora_config  # type: ignore[attr-defined]
         slabs, slab_rows = arena_shape(lora_config)
-        self.pool = AdapterPool(slabs, slab_rows, int(required_settings().host_memory))
+        settings = required_settings()
+        self.pool = AdapterPool(
+            slabs, slab_rows, int(settings.host_memory), max_wait_seconds=settings.max_wait_seconds
+        )
         self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool)  # type: ignore[attr-defined]
         self._lost: dict[str, Reason] = {}
         # The pool is the limit: the host's own count of distinct adapters must never be the lower one.
@@ -54,8 +57,10 @@ class LoraSchedulerMixin:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self.adapters.advance()
-        running = self.running  # type: ignore[attr-defined]
-        self.pool.begin_step(r.lora_request.lora_int_id for r in running if r.lora_request is not None)
+        running: list[Request] = self.running  # type: ignore[attr-defined]
+        self.pool.begin_step(
+            {r.request_id: r.lora_request.lora_int_id for r in running if r.lora_request is not None}
+        )
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         orders = self.pool.take_orders()
         if orders:
@@ -67,7 +72,10 @@ class LoraSchedulerMixin:
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
         lora_request: LoRARequest | None = request.lora_request
-        if lora_request is None or self.pool.try_admit(lora_request.lora_int_id):
+        if lora_request is None:
+            return True
+        started = request.num_preemptions > 0 or request.num_computed_tokens > 0
+        if self.pool.try_admit(lora_request.lora_int_id, request.request_id, started=started):
             return True
         reason = self.adapters.park(lora_request.lora_int_id)
         if reason is not None:

@@ -1,0 +1,178 @@
+"""Nobody waits for ever: a simulated engine takes requests in order, as far as the pool lets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_plugin.pool import AdapterPool
+
+BOUND = 10
+
+
+@dataclass
+class Job:
+    """A request: its adapter, when it comes, how many steps it takes."""
+
+    name: str
+    adapter: int
+    arrives: int
+    length: int
+    started_at: int | None = None
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.length
+
+
+class Engine:
+    """One step a second; `seats` requests run at a time, in order of arrival."""
+
+    def __init__(self, slabs: int, ranks: Sequence[int], jobs: list[Job], *, seats: int = 64) -> None:
+        self.now = 0
+        self.seats = seats
+        self.jobs = sorted(jobs, key=lambda job: job.arrives)
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        self.pool = AdapterPool(slabs, 16, 10_000, lambda: self.now, max_wait_seconds=BOUND)
+        for adapter, rank in enumerate(ranks):
+            self.pool.want(adapter, f"a{adapter}", f"{adapter}", "/a", 1)
+            self.pool.staged(adapter, rank, 1)
+
+    def preempt(self) -> None:
+        """The youngest goes back to the front of the queue, as in the host."""
+        if self.running:
+            self.waiting.insert(0, self.running.pop())
+
+    def step(self) -> None:
+        for job in self.jobs:
+            if job.arrives == self.now:
+                self.pool.acquire(job.name, job.adapter)
+                self.waiting.append(job)
+        assert self.pool.begin_step({job.name: job.adapter for job in self.running}) == ()
+        for job in list(self.waiting):
+            started = job.started_at is not None
+            if len(self.running) < self.seats and self.pool.try_admit(job.adapter, job.name, started=started):
+                self.waiting.remove(job)
+                self.running.append(job)
+                job.started_at = self.now if job.started_at is None else job.started_at
+        self.pool.take_orders()
+        for job in list(self.running):
+            job.left -= 1
+            if not job.left:
+                self.running.remove(job)
+                self.pool.release(job.name)
+        self.now += 1
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting and self.now > self.jobs[-1].arrives
+
+
+def stream(adapter: int, *, every: int, length: int, until: int) -> list[Job]:
+    """Requests that keep an adapter busy without a gap."""
+    return [Job(f"s{adapter}-{t}", adapter, t, length) for t in range(0, until, every)]
+
+
+def wait_of(job: Job) -> int:
+    assert job.started_at is not None
+    return job.started_at - job.arrives
+
+
+@pytest.mark.parametrize("length", [3, 7])
+def test_a_third_adapter_beside_two_busy_ones(length: int) -> None:
+    """It waits for the bound and what runs then; before and after it the other slab is never idle."""
+    late = Job("late", 2, 5, 4)
+    engine = Engine(
+        2, [16, 16, 16], [*(j for a in (0, 1) for j in stream(a, every=2, length=length, until=90)), late]
+    )
+    while engine.now < 60:
+        engine.step()
+        assert any(job.adapter != 2 for job in engine.running)
+    assert BOUND < wait_of(late) <= BOUND + length + 1
+
+
+def test_only_those_in_the_way_are_held_up() -> None:
+    """Of four busy slabs one is set aside, where the fewest requests are in the way."""
+    late = Job("late", 4, 5, 4)
+    streams = [j for a in range(4) for j in stream(a, every=1 if a else 3, length=6, until=60)]
+    engine = Engine(4, [16] * 5, [*streams, late])
+    while engine.now < 40:
+        engine.step()
+    assert wait_of(late) <= BOUND + 7
+    held_up = {job.adapter for job in streams if job.arrives < 20 and wait_of(job) > 1}
+    assert held_up == {0}
+
+
+def test_a_rank_that_needs_a_whole_slab_gets_one() -> None:
+    """Small adapters come and go in both slabs: without a turn there would never be 16 rows in a row."""
+    late = Job("late", 4, 5, 4)
+    streams = [j for a in range(4) for j in stream(a, every=3, length=5, until=80)]
+    engine = Engine(2, [8, 8, 8, 8, 16], [*streams, late])
+    while engine.now < 60:
+        engine.step()
+    assert BOUND < wait_of(late) <= BOUND + 6
+
+
+def test_turns_go_by_who_waited_longest() -> None:
+    late = [Job(f"late{n}", 1 + n, 3 + n, 4) for n in range(4)]
+    engine = Engine(1, [16] * 5, [*stream(0, every=1, length=5, until=80), *late])
+    while engine.now < 80:
+        engine.step()
+    starts = [job.started_at for job in late]
+    assert starts == sorted(starts)
+    for number, job in enumerate(late):
+        assert wait_of(job) <= BOUND + 6 + 4 * number
+
+
+def test_the_waiting_are_counted() -> None:
+    engine = Engine(1, [16, 16], [*stream(0, every=1, length=4, until=40), Job("late", 1, 3, 2)])
+    while engine.now < 10:
+        engine.step()
+    waiting = engine.pool.snapshot()["waiting"]
+    assert waiting == {"requests": 1, "longest_seconds": 7, "turns": 0}
+    while engine.now < 40:
+        engine.step()
+    assert engine.pool.snapshot()["waiting"]["turns"] == 0
+
+
+JOBS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    slabs=st.integers(1, 3),
+    ranks=st.lists(st.sampled_from([1, 8, 16]), min_size=6, max_size=6),
+    specs=JOBS,
+    seats=st.integers(1, 12),
+    pinned=st.none() | st.integers(0, 5),
+    preemptions=st.sets(st.integers(0, 60), max_size=8),
+)
+def test_everyone_is_served(
+    slabs: int,
+    ranks: list[int],
+    specs: list[tuple[int, int, int]],
+    seats: int,
+    pinned: int | None,
+    preemptions: set[int],
+) -> None:
+    """Any arrivals, ranks, pins, preemptions: no dead end, and a limit that follows from the rule."""
+    jobs = [Job(f"r{n}", *spec) for n, spec in enumerate(specs)]
+    engine = Engine(slabs, ranks, jobs, seats=seats)
+    if pinned is not None and slabs > 1:
+        engine.pool.pin(pinned)
+    # One after the other, each after the bound and a generation: nothing can take longer.
+    limit = 41 + sum(job.length for job in jobs) + (BOUND + 2) * len(jobs)
+    while not engine.idle:
+        if engine.now in preemptions:
+            engine.preempt()
+        engine.step()
+        assert engine.now <= limit
+    assert engine.pool.snapshot()["waiting"]["requests"] == 0
+    if seats >= len(jobs) and not preemptions:
+        longest = max(job.length for job in jobs)
+        assert all(wait_of(job) <= BOUND + 1 + (longest + 1) * len(ranks) for job in jobs)
