@@ -29,6 +29,8 @@ def request(name: str, *, pooling: bool = False) -> Any:
         get_finished_reason=lambda: FinishReason.ERROR,
         take_events=lambda: None,
         lora_request=SimpleNamespace(lora_int_id=7),
+        num_computed_tokens=0,
+        num_preemptions=0,
     )
 
 
@@ -52,7 +54,7 @@ class HostScheduler:
 class Scheduler(LoraSchedulerMixin, HostScheduler):
     def __init__(self, *requests: Any, reason: Reason | None) -> None:
         HostScheduler.__init__(self, *requests)
-        self.pool: Any = SimpleNamespace(try_admit=lambda adapter_id: False)
+        self.pool: Any = SimpleNamespace(try_admit=lambda *args, **kwargs: False)
         self.adapters: Any = SimpleNamespace(park=lambda adapter_id: reason)
         self._lost = {}
 
