@@ -6,7 +6,7 @@ VLLM ?= 0.32.0
 READY := $(VENV)/.ready-$(VLLM)
 MODEL := .cache/SmolLM2-135M-Instruct
 
-.PHONY: setup demo test lint bench model clean
+.PHONY: setup demo test parity lint bench model clean
 
 setup: $(READY)
 
@@ -22,6 +22,9 @@ demo: model
 
 test: setup
 	$(BIN)/python -m pytest
+
+parity: setup
+	PARITY_TABLE=docs/parity.md $(BIN)/python -m pytest tests/parity -m "parity or not parity"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from lora_plugin.adapter.inspection import inspect
 from lora_plugin.adapter.names import check_name, is_temporary
 from lora_plugin.layout import ModelLayout
 
@@ -143,9 +144,6 @@ class AdapterFolders:
         return digest.hexdigest()
 
     def inspect(self, name: str) -> Content:
-        # The reader brings torch with it, which the settings and the command line do without.
-        from lora_plugin.adapter.load import inspect
-
         check_name(name, self._taken)
         found = inspect(self._root, name, self._layout, self._max_bytes)
         return Content(
@@ -160,6 +158,7 @@ class AdapterFolders:
         )
 
     def verify(self, name: str, content: Content) -> str:
+        # The reader brings torch with it, which the settings and the command line do without.
         from lora_plugin.adapter.load import verify
 
         return verify(self._root, name, content.snapshot)

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+EXPERTS: Final = "MoE expert layers take no adapter yet; the attention layers do"
+TOWERS: Final = "only the language model of a multimodal model takes an adapter"
+"""Why a module is in `ModelLayout.unwrapped`."""
+
+DEFAULT_MAX_RANK: Final = 64
+"""`--max-lora-rank` where it is not given."""
 
 
 class Kind(StrEnum):

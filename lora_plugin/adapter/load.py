@@ -1,4 +1,4 @@
-"""The ways in: look at a folder's headers, compute its digest, or read and pack all of it.
+"""The ways in: compute a folder's digest, or read and pack all of it.
 
 Folders are addressed by directory and name, never by a path from a request. With `trusted`, `root / name` is
 a path that the operator gave: any name, and links may lead anywhere.
@@ -7,81 +7,19 @@ a path that the operator gave: any name, and links may lead anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 import torch
 
-from lora_plugin.adapter.checkpoint import TensorInfo, parse_head, read_head
-from lora_plugin.adapter.config import MAX_CONFIG_BYTES, AdapterConfig
 from lora_plugin.adapter.digest import ContentDigest
-from lora_plugin.adapter.document import show
-from lora_plugin.adapter.files import CHUNK, FileStamp, open_stamped, read_into, read_small
+from lora_plugin.adapter.files import CHUNK, FileStamp, open_stamped, read_into
 from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
-from lora_plugin.adapter.index import check_index
+from lora_plugin.adapter.inspection import Head, all_tensors, read_config, read_heads
 from lora_plugin.adapter.matching import match
 from lora_plugin.adapter.pack import PackedAdapter, Packer
-from lora_plugin.adapter.plan import Plan
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What the headers say about an adapter that can be served.
-
-    Attributes:
-        snapshot: the files that were looked at.
-        config: the checked config.
-        plan: where its tensors go.
-    """
-
-    snapshot: FolderSnapshot
-    config: AdapterConfig
-    plan: Plan
-
-    @property
-    def rank(self) -> int:
-        return self.plan.rank
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return self.plan.targets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on disk."""
-        return self.snapshot.nbytes
-
-    @property
-    def packed_nbytes(self) -> int:
-        """Bytes in the host cache, on one rank."""
-        return self.plan.nbytes
-
-    @property
-    def base_model(self) -> str | None:
-        return self.config.base_model
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.plan.warnings
-
-
-def inspect(
-    root: Path, name: str, layout: ModelLayout, max_bytes: int, *, trusted: bool = False
-) -> Inspection:
-    """Check everything that the config and the headers tell; no weights are read.
-
-    Raises:
-        AdapterNotFound: there is no such folder.
-        AdapterIncomplete: the folder is not whole yet.
-        AdapterRejected: it cannot be served.
-    """
-    seen = snapshot(root, name, max_bytes, trusted=trusted)
-    config = _read_config(seen)
-    heads = _read_heads(seen)
-    return Inspection(seen, config, match(_tensors(seen, heads), layout, config))
 
 
 def verify(root: Path, name: str, seen: FolderSnapshot, *, trusted: bool = False) -> str:
@@ -91,7 +29,7 @@ def verify(root: Path, name: str, seen: FolderSnapshot, *, trusted: bool = False
         AdapterIncomplete: CHANGED, if anything changed since `seen` or while it was read.
         AdapterRejected: the config cannot be read.
     """
-    digest = ContentDigest(_read_config(seen).canonical)
+    digest = ContentDigest(read_config(seen).canonical)
     for stamp in seen.weights:
         digest.begin(stamp.size)
         with open_stamped(stamp) as file:
@@ -128,9 +66,9 @@ def load(
         AdapterRejected: it cannot be served.
     """
     seen = snapshot(root, name, max_bytes, trusted=trusted)
-    config = _read_config(seen)
-    heads = _read_heads(seen)
-    plan = match(_tensors(seen, heads), layout, config)
+    config = read_config(seen)
+    heads = read_heads(seen)
+    plan = match(all_tensors(seen, heads), layout, config)
     packer = Packer(plan, layout, pin=pin)
     digest = ContentDigest(config.canonical)
     try:
@@ -153,38 +91,7 @@ def load(
     return packer.adapter
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    stamp: FileStamp
-    raw: bytes
-    tensors: tuple[TensorInfo, ...]
-
-
-def _read_config(seen: FolderSnapshot) -> AdapterConfig:
-    return AdapterConfig.from_bytes(read_small(seen.config, MAX_CONFIG_BYTES))
-
-
-def _read_heads(seen: FolderSnapshot) -> tuple[_Head, ...]:
-    heads = []
-    for stamp in seen.weights:
-        with open_stamped(stamp) as file:
-            raw = read_head(file, stamp)
-        heads.append(_Head(stamp, raw, parse_head(raw, stamp.size, stamp.name)))
-    return tuple(heads)
-
-
-def _tensors(seen: FolderSnapshot, heads: tuple[_Head, ...]) -> dict[str, TensorInfo]:
-    """All tensors by name; an index must say the same as the headers."""
-    tensors: dict[str, TensorInfo] = {}
-    for tensor in (tensor for head in heads for tensor in head.tensors):
-        if tensors.setdefault(tensor.name, tensor) is not tensor:
-            raise AdapterRejected(Code.WEIGHTS_INVALID, f"{show(tensor.name)} is stored in two files")
-    if seen.weight_map is not None:
-        check_index(seen.weight_map, tensors)
-    return tensors
-
-
-def _read_weights(head: _Head, packer: Packer, digest: ContentDigest) -> None:
+def _read_weights(head: Head, packer: Packer, digest: ContentDigest) -> None:
     """Stream one file: the bytes that are hashed are the ones that are packed."""
     stamp = head.stamp
     digest.begin(stamp.size)

@@ -60,12 +60,12 @@ def find_targets(modules: Iterable[str], layout: ModelLayout) -> dict[str, Targe
         return {module: targets[module] for module in modules}
     by_core: dict[str, list[str]] = defaultdict(list)
     for name in targets:
-        by_core[_core(name)].append(name)
-    unknown = [module for module in modules if _core(module) not in by_core]
+        by_core[core_name(name)].append(name)
+    unknown = [module for module in modules if core_name(module) not in by_core]
     if unknown:
         _refuse_unwrapped(unknown, layout.unwrapped)
         raise _unknown(unknown, len(modules), layout)
-    names = {module: _only(module, by_core[_core(module)]) for module in modules}
+    names = {module: _only(module, by_core[core_name(module)]) for module in modules}
     _refuse_clashes(names)
     return {module: targets[name] for module, name in names.items()}
 
@@ -78,7 +78,8 @@ def _by_name(layout: ModelLayout) -> dict[str, Target]:
     return targets
 
 
-def _core(name: str) -> str:
+def core_name(name: str) -> str:
+    """A module's name without the wrappers in front: "layers.0.mlp.up_proj"."""
     parts = name.split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         del parts[0]
@@ -110,9 +111,9 @@ def _refuse_clashes(names: Mapping[str, str]) -> None:
 
 
 def _refuse_unwrapped(unknown: Iterable[str], unwrapped: Mapping[str, str]) -> None:
-    reasons = {_core(path): reason for path, reason in unwrapped.items()}
+    reasons = {core_name(path): reason for path, reason in unwrapped.items()}
     for module in unknown:
-        path = _core(module)
+        path = core_name(module)
         while path:
             if path in reasons:
                 raise AdapterRejected(

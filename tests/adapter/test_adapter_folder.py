@@ -15,7 +15,8 @@ from adapter_samples import LIMIT, edit_config, shard
 
 from lora_plugin.adapter import load as module
 from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
-from lora_plugin.adapter.load import inspect, load, verify
+from lora_plugin.adapter.inspection import inspect
+from lora_plugin.adapter.load import load, verify
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, LoraPluginError
 from lora_plugin.layout import ModelLayout
 
@@ -334,6 +335,7 @@ def test_changes_while_the_weights_are_read(
 
     monkeypatch.setattr(module, "open_stamped", open_then_overwrite)
     monkeypatch.setattr("lora_plugin.adapter.files.open_stamped", open_then_overwrite)
+    monkeypatch.setattr("lora_plugin.adapter.inspection.open_stamped", open_then_overwrite)
     with pytest.raises(AdapterIncomplete) as caught:
         load(folder.parent, "good", layout, digest, LIMIT)
     assert (count, caught.value.code) == (3, Code.CHANGED)

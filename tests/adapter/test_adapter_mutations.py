@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lora_plugin.adapter.load import inspect, load, verify
+from lora_plugin.adapter.inspection import inspect
+from lora_plugin.adapter.load import load, verify
 from lora_plugin.errors import LoraPluginError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -23,7 +23,8 @@ from adapter_samples import (
 from peft import PeftModel
 from torch import Tensor
 
-from lora_plugin.adapter.load import inspect, load, verify
+from lora_plugin.adapter.inspection import inspect
+from lora_plugin.adapter.load import load, verify
 from lora_plugin.layout import ModelLayout
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

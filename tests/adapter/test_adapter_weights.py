@@ -13,7 +13,8 @@ from adapter_samples import LIMIT, edit_config, edit_tensors, llama_layout, rena
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lora_plugin.adapter.load import inspect, load
+from lora_plugin.adapter.inspection import inspect
+from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 

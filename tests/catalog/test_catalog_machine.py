@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lora_plugin.adapter.load import inspect, verify
+from lora_plugin.adapter.inspection import inspect
+from lora_plugin.adapter.load import verify
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Unavailable
 
 names = st.sampled_from(["a", "b"])

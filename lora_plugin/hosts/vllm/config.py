@@ -12,6 +12,7 @@ import lora_plugin
 from lora_plugin.errors import Code, HostIncompatible, SettingsError
 from lora_plugin.extensions import load_hooks
 from lora_plugin.hooks.manager import HookManager
+from lora_plugin.layout import DEFAULT_MAX_RANK
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.settings import Settings, load_settings
 
@@ -19,7 +20,6 @@ logger = logging.getLogger("lora_plugin")
 
 KEY = "lora_plugin"
 DEFAULT_MAX_LORAS = 4
-DEFAULT_MAX_LORA_RANK = 64
 
 
 def active(vllm_config: Any) -> bool:
@@ -81,7 +81,7 @@ def add_cli_defaults(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def add_cli_args(parser: Any) -> Any:
         parser = original(parser)
-        parser.set_defaults(max_loras=DEFAULT_MAX_LORAS, max_lora_rank=DEFAULT_MAX_LORA_RANK)
+        parser.set_defaults(max_loras=DEFAULT_MAX_LORAS, max_lora_rank=DEFAULT_MAX_RANK)
         return parser
 
     return add_cli_args

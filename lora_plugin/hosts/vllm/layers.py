@@ -166,8 +166,10 @@ def wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | Non
     return Wrapped(Layer(name, Kind.LINEAR, slices), module)
 
 
-def wrap_embedding(name: str, base: VocabParallelEmbedding) -> Wrapped:
-    """Wrap a token embedding."""
+def wrap_embedding(name: str, base: VocabParallelEmbedding) -> Wrapped | None:
+    """Wrap a token embedding; None for a head, and for one that changes what it looks up (a scale)."""
+    if isinstance(base, ParallelLMHead) or type(base).forward is not VocabParallelEmbedding.forward:
+        return None
     vocab, width = base.org_vocab_size, base.embedding_dim
     entry = Slice(name, vocab, width, (0, vocab), (0, width))
     return Wrapped(Layer(name, Kind.EMBEDDING, (entry,)), ArenaEmbedding(base))

@@ -10,16 +10,13 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.utils import get_supported_lora_modules, is_in_target_modules, replace_submodule
 from vllm.model_executor.layers.fused_moe import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import supports_multimodal
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.model_executor.utils import get_packed_modules_mapping
 
 from lora_plugin.hosts.vllm.layers import Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
-from lora_plugin.layout import ModelLayout
-
-_EXPERTS = "MoE expert layers take no adapter yet; the attention layers do"
-_TOWER = "only the language model of a multimodal model takes an adapter"
+from lora_plugin.layout import EXPERTS, TOWERS, ModelLayout
 
 
 class ModelWrapper:
@@ -53,15 +50,16 @@ class ModelWrapper:
 
     def _visit(self, name: str, module: nn.Module) -> None:
         leaf = name.rpartition(".")[2]
-        if isinstance(module, PPMissingLayer) or leaf not in self._supported:
+        # The host lists the embeddings of some models only; the arena needs nothing of the others.
+        if leaf not in self._supported and not isinstance(module, VocabParallelEmbedding):
             return
         if isinstance(module, MoERunner):
-            self._unwrapped[name] = _EXPERTS
+            self._unwrapped[name] = EXPERTS
             return
-        if not isinstance(module, LinearBase | VocabParallelEmbedding):
+        if isinstance(module, PPMissingLayer) or not isinstance(module, LinearBase | VocabParallelEmbedding):
             return
         if not name.startswith(self._language_prefix):
-            self._unwrapped[name] = _TOWER
+            self._unwrapped[name] = TOWERS
             return
         if not is_in_target_modules(name, self._target_modules, self._packed):
             self._unwrapped[name] = "left out by --lora-target-modules"
@@ -92,11 +90,11 @@ class ModelWrapper:
         # The head stays; its product is made by the logits processor, which is wrapped in its stead.
         parent = name.rpartition(".")[0]
         processor_name = f"{parent}.logits_processor" if parent else "logits_processor"
-        if not isinstance(head, ParallelLMHead | VocabParallelEmbedding):
+        processors = dict(self.model.named_modules())
+        if not isinstance(head, VocabParallelEmbedding) or processor_name not in processors:
             self._unwrapped[name] = f"{type(head).__name__} takes no adapter"
             return
-        processor = self.model.get_submodule(processor_name)
-        wrapped = wrap_lm_head(name, head, processor)
+        wrapped = wrap_lm_head(name, head, processors[processor_name])
         self.wrapped.append(wrapped)
         replace_submodule(self.model, processor_name, wrapped.module)
 

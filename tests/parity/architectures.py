@@ -1,0 +1,168 @@
+"""Tiny random models, one of each kind that people have, and how transformers reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from quantised import fake_int8, write_int8
+from tiny import VOCAB, tokenizer
+from torch import nn
+
+_SIZES: Final[dict[str, Any]] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+    # Wide enough that the next token depends on all that came before.
+    "initializer_range": 0.08,
+}
+_ROTARY: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ATTENTION: Final = _ROTARY[:4]
+_IGNORE: Final[Callable[[nn.Module], nn.Module]] = lambda model: model  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model, and what of it adapters are trained on.
+
+    Attributes:
+        config: the transformers config's class.
+        settings: what differs from the usual sizes.
+        targets: the last parts of the names of the linear layers that are targeted.
+        within: a regular expression of what comes before them, where the name alone says too little.
+        embedding: the token embedding's name.
+        head: lm_head, where it is not tied to the embedding.
+        auto: how transformers loads it.
+        flags: flags of the server.
+        refused: the code by feature, of what is refused by name.
+        write: writes what is served, given the model in transformers; as it is when left out.
+        compute: makes the model in transformers compute as the served one does.
+        pools: whether it answers with an embedding of the prompt.
+        tolerance: of a log-probability, or of an embedding's element.
+        representative: whether it is part of `make test`.
+        note: what a reader of the table should know.
+    """
+
+    config: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[str, ...] = _ROTARY
+    within: str = ""
+    embedding: str = "embed_tokens"
+    head: str | None = None
+    auto: str = "AutoModelForCausalLM"
+    flags: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    write: Callable[[nn.Module, Path], None] | None = None
+    compute: Callable[[nn.Module], nn.Module] = _IGNORE
+    pools: bool = False
+    tolerance: float = 2e-4
+    representative: bool = False
+    note: str = ""
+
+    def make(self, folder: Path) -> Path:
+        """Write the model, float32 unless it is quantised, with a byte-level tokenizer."""
+        torch.manual_seed(7)
+        config = getattr(transformers, self.config)(**(_SIZES | dict(self.settings)))
+        model = getattr(transformers, self.auto).from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                # Zero as they are made: a served model that forgot them would not be noticed.
+                if name.endswith("bias"):
+                    parameter.normal_(std=0.1)
+        model.save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        return folder
+
+    def serve(self, folder: Path) -> Path:
+        """The folder that is served."""
+        if self.write is None:
+            return folder
+        target = folder.with_name(f"{folder.name}-served")
+        self.write(self.load(folder), target)
+        tokenizer().save_pretrained(target)
+        return target
+
+    def load(self, folder: Path) -> nn.Module:
+        """The model in transformers, float32."""
+        model: nn.Module = getattr(transformers, self.auto).from_pretrained(folder, dtype=torch.float32)
+        return self.compute(model.eval())
+
+
+ARCHITECTURES: Final = {
+    "Llama": Architecture("LlamaConfig", {"tie_word_embeddings": False}, head="lm_head"),
+    "Mistral, sliding window": Architecture("MistralConfig", {"sliding_window": 8}, head="lm_head"),
+    "Qwen2, biases, tied": Architecture("Qwen2Config", {"tie_word_embeddings": True}, representative=True),
+    "Qwen3, untied": Architecture("Qwen3Config", {"tie_word_embeddings": False}, head="lm_head"),
+    "Gemma 3, tied": Architecture(
+        "Gemma3TextConfig",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    "Phi-3, packed": Architecture(
+        "Phi3Config",
+        {"pad_token_id": 258, "original_max_position_embeddings": 1024},
+        targets=("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+        head="lm_head",
+        representative=True,
+    ),
+    "OPT": Architecture(
+        "OPTConfig",
+        {"ffn_dim": 192, "word_embed_proj_dim": 128, "init_std": 0.08},
+        targets=("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+    ),
+    "GPT-BigCode, fused c_attn": Architecture(
+        "GPTBigCodeConfig",
+        {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024, "n_inner": 192},
+        targets=("c_attn", "c_proj", "c_fc"),
+        embedding="wte",
+    ),
+    "Mixtral": Architecture(
+        "MixtralConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        targets=_ATTENTION,
+        head="lm_head",
+    ),
+    "Qwen2-MoE, shared expert": Architecture(
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "decoder_sparse_step": 1,
+        },
+        targets=_ATTENTION,
+        head="lm_head",
+    ),
+    "Qwen3 embedding": Architecture(
+        "Qwen3Config",
+        {"tie_word_embeddings": True, "architectures": ["Qwen3ForCausalLM"]},
+        auto="AutoModel",
+        flags=("--runner", "pooling", "--convert", "embed"),
+        pools=True,
+        representative=True,
+    ),
+    "Llama, int8 (compressed-tensors)": Architecture(
+        "LlamaConfig",
+        {"tie_word_embeddings": False},
+        head="lm_head",
+        write=write_int8,
+        compute=fake_int8,
+        tolerance=0.05,
+    ),
+}

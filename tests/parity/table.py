@@ -1,0 +1,33 @@
+"""docs/parity.md: what every cell came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from architectures import ARCHITECTURES
+from features import FEATURES
+from server import BASE
+
+COLUMNS: Final = (BASE, *FEATURES)
+FAILS: Final = "**fails**"
+
+_HEAD: Final = """# Parity
+
+Written by `make parity`. Every row is a tiny random model served by a real vLLM server in float32; every
+column an adapter that PEFT saved with random, non-zero weights. All adapters of a row and the base model
+are asked at once, with three prompts of 5, 17 and 40 tokens. A cell is the largest difference to
+transformers with PEFT in float32: of a log-probability, for a row of embeddings of one of the vector's
+elements; or the code with which the adapter is refused. "-" is for what the model does not have (an lm_head
+of its own).
+
+"""
+
+
+def render(cells: Mapping[tuple[str, str], str]) -> str:
+    """The page for the text of each (architecture, feature); one without is not there."""
+    lines = [("model", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
+    lines += [(name, *(cells.get((name, column), "-") for column in COLUMNS)) for name in ARCHITECTURES]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    notes = "".join(f"- {name}: {a.note}\n" for name, a in ARCHITECTURES.items() if a.note)
+    return f"{_HEAD}{table}\n{notes}"
