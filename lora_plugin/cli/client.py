@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 # Longer than the endpoint's own limit for an operation, so that its words are the ones shown.
 TIMEOUT_SECONDS = 15.0
+# The endpoint sends a sign of life every 15 seconds.
+SILENCE_SECONDS = 45.0
 PAGE = 1000
 
 
@@ -28,25 +32,47 @@ class Unreachable(Exception):
 
 
 class AdminClient:
-    """The routes as methods. Each raises Refused or Unreachable and returns the decoded JSON."""
+    """The routes as methods. Each raises Refused or Unreachable and returns the decoded JSON.
 
-    def __init__(self, url: str, token: str | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
+    Args:
+        url: the endpoint's.
+        token: sent with every request.
+        certificate: a PEM file of certificates to trust beside the system's.
+        timeout: seconds for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        certificate: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
         self._url = url.rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout = timeout
         # The endpoint is near by: a proxy of the environment would only get in the way.
-        self._opener = build_opener(ProxyHandler({}))
+        tls = [HTTPSHandler(context=_trust(certificate))] if self._url.startswith("https:") else []
+        self._opener = build_opener(ProxyHandler({}), *tls)
 
-    def adapters(self, state: str | None = None, q: str | None = None) -> list[dict[str, Any]]:
-        """All pages."""
-        filters = {key: value for key, value in (("state", state), ("q", q)) if value is not None}
-        return list(self._pages(filters))
+    def adapters(self, **filters: str | None) -> list[dict[str, Any]]:
+        """All pages; `filters` are the route's."""
+        return list(self._pages({key: value for key, value in filters.items() if value is not None}))
 
     def adapter(self, name: str) -> dict[str, Any]:
         return self._object("GET", _path(name))
 
+    def load(
+        self, name: str, source: Mapping[str, str | None] | None, wait: float
+    ) -> tuple[int, dict[str, Any]]:
+        """The status (200, 201 or 202) and the adapter."""
+        path = f"{_path(name)}?{urlencode({'wait': f'{wait:g}'})}"
+        body = None if source is None else {"source": source}
+        with self._open("PUT", path, body, self._timeout + wait) as response:
+            return response.status, self._decoded(response.read())
+
     def change(self, operation: str, name: str) -> dict[str, Any]:
-        """`operation`: evict, pin or unpin."""
+        """`operation`: reload, evict, pin or unpin."""
         return self._object("POST", f"{_path(name)}/{operation}")
 
     def unload(self, name: str) -> dict[str, Any]:
@@ -54,6 +80,21 @@ class AdminClient:
 
     def pool(self) -> dict[str, Any]:
         return self._object("GET", "/v1/pool")
+
+    def events(self, after: str | None = None) -> Iterator[dict[str, Any] | None]:
+        """What happens, each with `id` and `kind`; None for a sign of life. Ends when the server does."""
+        query = "" if after is None else f"?{urlencode({'after': after})}"
+        sent: dict[str, str] = {}
+        with self._open("GET", f"/v1/events{query}", timeout=SILENCE_SECONDS) as response:
+            for line in response:
+                field, _, value = line.decode().rstrip("\r\n").partition(":")
+                if line.startswith(b":"):
+                    yield None
+                elif field:
+                    sent[field] = value.removeprefix(" ")
+                elif "data" in sent:
+                    yield {"id": sent["id"], "kind": sent["event"], **self._decoded(sent["data"])}
+                    sent = {}
 
     def _pages(self, filters: dict[str, str]) -> Iterator[dict[str, Any]]:
         offset, total = 0, 1
@@ -64,10 +105,18 @@ class AdminClient:
             offset, total = offset + PAGE, page["total"]
 
     def _object(self, method: str, path: str) -> dict[str, Any]:
-        request = Request(self._url + path, method=method, headers=self._headers)  # noqa: S310
+        with self._open(method, path) as response:
+            return self._decoded(response.read())
+
+    @contextmanager
+    def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> Iterator[Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self._url + path, data, self._headers, method=method)  # noqa: S310
         try:
-            with self._opener.open(request, timeout=self._timeout) as response:
-                return self._decoded(response.read())
+            with self._opener.open(request, timeout=timeout or self._timeout) as response:
+                yield response
         except HTTPError as error:
             problem = self._decoded(error.read())
             if "detail" not in problem:
@@ -80,7 +129,7 @@ class AdminClient:
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"no answer from {self._url}: {error or type(error).__name__}") from None
 
-    def _decoded(self, body: bytes) -> dict[str, Any]:
+    def _decoded(self, body: bytes | str) -> dict[str, Any]:
         try:
             decoded = json.loads(body)
         except ValueError:
@@ -88,6 +137,16 @@ class AdminClient:
         if not isinstance(decoded, dict):
             raise Unreachable(f"{self._url} does not answer as an admin endpoint does")
         return decoded
+
+
+def _trust(certificate: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if certificate is not None:
+        try:
+            context.load_verify_locations(certificate)
+        except OSError as error:
+            raise Unreachable(f"the certificate {certificate} cannot be read: {error.strerror}") from None
+    return context
 
 
 def _path(name: str) -> str:

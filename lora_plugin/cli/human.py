@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def adapter(view: Mapping[str, Any]) -> str:
         "pinned": "yes" if view["pinned"] else "no",
         "engines": tiers,
         "requests": view["requests"],
-        "last used": _ago(view["last_used_seconds_ago"]),
+        "last used": ago(view["last_used_seconds_ago"]),
     }
     return table(
         (), [(key, printable(str(value))) for key, value in fields.items() if value not in (None, "")]
@@ -50,6 +51,17 @@ def settings(rows: Iterable[Mapping[str, str]]) -> str:
     return table(
         ("VARIABLE", "VALUE", "FROM"), [(row["variable"], row["value"], row["source"]) for row in rows]
     )
+
+
+def event(data: Mapping[str, Any]) -> str:
+    """One line for one event."""
+    if data["kind"] == "reset":
+        return "-- some events are missing --"
+    clock = time.strftime("%H:%M:%S", time.localtime(data["time"]))
+    version = f" {data['version'][:12]}" if data.get("version") else ""
+    reason = data.get("reason")
+    why = f": {reason['message']} [{reason['code']}]" if reason else ""
+    return printable(f"{clock}  {data['kind']:<10}  {data['name']}{version}{why}")
 
 
 def size(nbytes: int) -> str:
@@ -94,7 +106,8 @@ def _held(residency: Mapping[str, Any], tier: str) -> str:
     return f"{residency[tier]}/{residency['engines']}"
 
 
-def _ago(seconds: float | None) -> str:
+def ago(seconds: float | None) -> str:
+    """How long ago something was."""
     return "never" if seconds is None else f"{seconds:.0f} s ago"
 
 

@@ -23,12 +23,19 @@ def admin_url(given: str | None, environ: Mapping[str, str]) -> str:
     if port == "0":
         raise ValueError("the admin endpoint is off (LORA_PLUGIN_ADMIN_PORT=0)")
     host = _WILDCARDS.get(host, host)
-    return _checked(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    scheme = "https" if trusted_certificate(environ) else "http"
+    return _checked(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
 
 
 def admin_token(environ: Mapping[str, str]) -> str | None:
-    """The bearer token of the environment, if there is one."""
-    return environ.get("LORA_PLUGIN_ADMIN_TOKEN", "").strip() or None
+    """The bearer token of the environment, if there is one; the read-only one where it is the only one."""
+    names = ("LORA_PLUGIN_ADMIN_TOKEN", "LORA_PLUGIN_ADMIN_READ_TOKEN")
+    return next((token for name in names if (token := environ.get(name, "").strip())), None)
+
+
+def trusted_certificate(environ: Mapping[str, str]) -> str | None:
+    """The server's own certificate, which is trusted beside those that the system trusts."""
+    return environ.get("LORA_PLUGIN_ADMIN_TLS_CERT", "").strip() or None
 
 
 def _checked(url: str) -> str:

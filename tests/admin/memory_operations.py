@@ -94,7 +94,8 @@ class MemoryOperations:
         self._fail()
         if name not in self.views and source is not None:
             raise Forbidden(Code.FORBIDDEN, "no source is allowed on this server")
-        view = await self.adapter(name)
+        self._set(await self.adapter(name), state=AdapterState.LISTED, reason=None)
+        view = self.views[name]
         if view.residency.host == view.residency.engines:
             return Load.READY
         if not wait:

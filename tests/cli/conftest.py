@@ -15,6 +15,7 @@ from lora_plugin.admin.app import create_app
 from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.errors import Reason
+from lora_plugin.events import EventKind, EventLog
 
 TOKEN = "s3cret"
 
@@ -27,8 +28,17 @@ def operations() -> MemoryOperations:
     )
 
 
-def _serve(operations: MemoryOperations, token: str | None) -> Iterator[str]:
-    server = AdminServer(lambda: create_app(operations, tokens=Tokens(token)), "127.0.0.1", 0)
+@pytest.fixture
+def events() -> EventLog:
+    log = EventLog()
+    log.record(EventKind.DISCOVERED, "sql", time=1_700_000_000.0)
+    log.record(EventKind.LISTED, "sql", time=1_700_000_000.2, version="5f" * 32)
+    log.record(EventKind.REJECTED, "wide", time=1_700_000_001.0, reason=REJECTION)
+    return log
+
+
+def _serve(operations: MemoryOperations, token: str | None, events: EventLog) -> Iterator[str]:
+    server = AdminServer(lambda: create_app(operations, tokens=Tokens(token), events=events), "127.0.0.1", 0)
     address = server.start()
     assert address is not None
     yield f"http://{address[0]}:{address[1]}"
@@ -36,10 +46,10 @@ def _serve(operations: MemoryOperations, token: str | None) -> Iterator[str]:
 
 
 @pytest.fixture
-def url(operations: MemoryOperations) -> Iterator[str]:
-    yield from _serve(operations, None)
+def url(operations: MemoryOperations, events: EventLog) -> Iterator[str]:
+    yield from _serve(operations, None, events)
 
 
 @pytest.fixture
-def locked_url(operations: MemoryOperations) -> Iterator[str]:
-    yield from _serve(operations, TOKEN)
+def locked_url(operations: MemoryOperations, events: EventLog) -> Iterator[str]:
+    yield from _serve(operations, TOKEN, events)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from urllib.parse import urlsplit
 
 import pytest
+from command_runs import run
 from memory_operations import MemoryOperations, listed
 
 from lora_plugin.cli import client as client_module
@@ -15,27 +15,9 @@ from lora_plugin.cli import main
 from lora_plugin.cli.client import AdminClient
 from lora_plugin.cli.human import size
 
-Result = subprocess.CompletedProcess[str]
-
-
-def _run(*arguments: str, **variables: str) -> Result:
-    """The command in a process of its own, with only `variables` of the plugin's settings."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("LORA_PLUGIN_", "NIM_PEFT_"))
-    }
-    return subprocess.run(
-        [sys.executable, "-c", "import sys; from lora_plugin.cli import main; sys.exit(main())", *arguments],
-        capture_output=True,
-        text=True,
-        env={**inherited, **variables},
-        timeout=60,
-    )
-
 
 def test_list_for_people(url: str) -> None:
-    result = _run("list", "--admin", url)
+    result = run("list", "--admin", url, "--format", "human")
     assert (result.returncode, result.stderr) == (0, "")
     head, *rows = result.stdout.splitlines()
     assert head.split() == [
@@ -48,53 +30,60 @@ def test_list_for_people(url: str) -> None:
 
 
 def test_list_as_json_with_filters(url: str) -> None:
-    result = _run("list", "--admin", url, "--format", "json", "--state", "listed", "-q", "SQL")
+    result = run("list", "--admin", url, "--format", "json", "--state", "listed", "-q", "SQL")
     assert [view["name"] for view in json.loads(result.stdout)] == ["sql"]
 
 
 def test_the_environment_names_the_endpoint(url: str) -> None:
     parts = urlsplit(url)
-    result = _run("show", "sql", LORA_PLUGIN_ADMIN_HOST="0.0.0.0", LORA_PLUGIN_ADMIN_PORT=str(parts.port))
+    result = run(
+        "show",
+        "sql",
+        "--format",
+        "human",
+        LORA_PLUGIN_ADMIN_HOST="0.0.0.0",
+        LORA_PLUGIN_ADMIN_PORT=str(parts.port),
+    )
     assert result.returncode == 0
     assert result.stdout.splitlines()[0].split() == ["name", "sql"]
 
 
 def test_a_proxy_is_not_asked(url: str) -> None:
-    result = _run("list", "--admin", url, http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
+    result = run("list", "--admin", url, http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
     assert result.returncode == 0
 
 
 def test_changes_reach_the_server(url: str, operations: MemoryOperations) -> None:
-    pinned = _run("pin", "sql", "--admin", url, "--format", "json")
+    pinned = run("pin", "sql", "--admin", url, "--format", "json")
     assert (pinned.returncode, json.loads(pinned.stdout)["pinned"]) == (0, True)
     assert pinned.stderr == "lora-plugin: sql: pinned\n"
     assert operations.views["sql"].pinned is True
-    assert _run("unpin", "sql", "--admin", url).returncode == 0
+    assert run("unpin", "sql", "--admin", url).returncode == 0
     assert operations.views["sql"].pinned is False
-    assert _run("evict", "sql", "--admin", url).returncode == 0
+    assert run("evict", "sql", "--admin", url).returncode == 0
     assert operations.views["sql"].residency.host == 0
-    assert _run("unload", "sql", "--admin", url).returncode == 0
+    assert run("unload", "sql", "--yes", "--admin", url).returncode == 0
     assert operations.views["sql"].state == "unloaded"
 
 
 def test_a_refusal_shows_detail_and_hint(url: str) -> None:
-    _run("pin", "sql", "--admin", url)
-    result = _run("evict", "sql", "--admin", url)
+    run("pin", "sql", "--admin", url)
+    result = run("evict", "sql", "--admin", url)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "lora-plugin: 'sql' is pinned [pinned]\nlora-plugin: hint: unpin it first\n"
-    assert _run("show", "none", "--admin", url).returncode == 1
+    assert run("show", "none", "--admin", url).returncode == 1
 
 
 def test_the_token_comes_from_the_environment(locked_url: str) -> None:
-    refused = _run("pool", "--admin", locked_url)
+    refused = run("pool", "--admin", locked_url)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "[unauthorized]" in refused.stderr
     assert "LORA_PLUGIN_ADMIN_TOKEN" in refused.stderr
-    assert _run("pool", "--admin", locked_url, LORA_PLUGIN_ADMIN_TOKEN="s3cret").returncode == 0
+    assert run("pool", "--admin", locked_url, LORA_PLUGIN_ADMIN_TOKEN="s3cret").returncode == 0
 
 
 def test_pool_for_people(url: str) -> None:
-    lines = _run("pool", "--admin", url).stdout.splitlines()
+    lines = run("pool", "--admin", url, "--format", "human").stdout.splitlines()
     assert lines[0] == ("engine 0: 240 of 256 rows free (4 slabs of 64); host memory 8.0 KiB of 1.0 MiB")
     assert lines[1] == "loads 5, hits 7, misses 2, evictions 2"
     assert lines[3].split() == ["0", "8-23", "sql", "5f5f5f5f5f5f", "no", "1"]
@@ -113,13 +102,13 @@ def test_pool_for_people(url: str) -> None:
     ],
 )
 def test_wrong_usage(arguments: list[str]) -> None:
-    result = _run(*arguments)
+    result = run(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert "usage: lora-plugin" in result.stderr
 
 
 def test_an_endpoint_switched_off_is_wrong_usage() -> None:
-    result = _run("list", LORA_PLUGIN_ADMIN_PORT="0")
+    result = run("list", LORA_PLUGIN_ADMIN_PORT="0")
     assert result.returncode == 2
     assert "LORA_PLUGIN_ADMIN_PORT=0" in result.stderr
 
@@ -127,13 +116,13 @@ def test_an_endpoint_switched_off_is_wrong_usage() -> None:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    result = _run("list", LORA_PLUGIN_ADMIN_PORT=str(port))
+    result = run("list", LORA_PLUGIN_ADMIN_PORT=str(port))
     assert (result.returncode, result.stdout) == (3, "")
     assert f"http://127.0.0.1:{port}" in result.stderr
 
 
 def test_a_wrong_path_is_refused(url: str) -> None:
-    result = _run("pool", "--admin", f"{url}/nothing/here")
+    result = run("pool", "--admin", f"{url}/nothing/here")
     assert (result.returncode, result.stdout) == (1, "")
     assert "[route-unknown]" in result.stderr
 
@@ -165,7 +154,7 @@ def test_list_reads_every_page(
 
 
 def test_settings_with_their_sources() -> None:
-    result = _run(
+    result = run(
         "config",
         "--format",
         "json",
@@ -182,7 +171,7 @@ def test_settings_with_their_sources() -> None:
 
 
 def test_settings_of_a_plugin_that_is_off() -> None:
-    result = _run("config", LORA_PLUGIN_ADMIN_TOKEN="s3cret", LORA_PLUGIN_WATCH="poll")
+    result = run("config", LORA_PLUGIN_ADMIN_TOKEN="s3cret", LORA_PLUGIN_WATCH="poll")
     assert result.returncode == 0
     assert "the plugin is off" in result.stderr
     assert "s3cret" not in result.stdout
@@ -190,7 +179,7 @@ def test_settings_of_a_plugin_that_is_off() -> None:
 
 
 def test_settings_that_do_not_fit_are_refused_like_the_start() -> None:
-    result = _run("config", LORA_PLUGIN_ADAPTER_DIR="/adapters", LORA_PLUGIN_WATCH="often")
+    result = run("config", LORA_PLUGIN_ADAPTER_DIR="/adapters", LORA_PLUGIN_WATCH="often")
     assert (result.returncode, result.stdout) == (1, "")
     assert "[settings-invalid]" in result.stderr
     assert "LORA_PLUGIN_WATCH" in result.stderr
@@ -213,7 +202,7 @@ def test_no_command_imports_the_heavy_packages(arguments: list[str]) -> None:
 
 
 def test_main_returns_the_exit_code(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "wide", "--admin", url]) == 0
+    assert main(["show", "wide", "--admin", url, "--format", "human"]) == 0
     shown = capsys.readouterr().out
     assert "reason code" in shown
     assert "start the server with --max-lora-rank 128" in shown

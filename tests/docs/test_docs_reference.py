@@ -99,7 +99,7 @@ def subcommands() -> list[str]:
 
 def test_every_subcommand_is_in_the_admin_document() -> None:
     text = section(DOCS / "admin.md", "The command line")
-    named = {word for line in re.findall(r"lora-plugin ([a-z|]+)", text) for word in line.split("|")}
+    named = {word for line in re.findall(r"    lora-plugin ([a-z|]+)", text) for word in line.split("|")}
     assert named == set(subcommands())
 
 
