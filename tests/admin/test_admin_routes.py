@@ -65,6 +65,7 @@ async def test_adapter_view_in_full(client: TestClient) -> None:
         "nbytes": 4096,
         "packed_bytes": 8192,
         "base_model": "tiny",
+        "source": None,
         "warnings": [],
         "pinned": False,
         "residency": {"disk": True, "host": 2, "device": 1, "engines": 2},

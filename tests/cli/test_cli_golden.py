@@ -12,7 +12,6 @@ GOLDEN = Path(__file__).parent / "golden"
 
 RUNS = {
     "list": ("list", "--format", "human"),
-    "list-json": ("list", "-q", "sql", "--format", "json"),
     "list-quiet": ("list", "--format", "quiet"),
     "show": ("show", "sql", "--format", "human"),
     "show-rejected": ("show", "wide", "--format", "human"),
