@@ -109,7 +109,7 @@ MUTATIONS = st.one_of(
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutations=st.lists(MUTATIONS, min_size=1, max_size=2))
 def test_right_or_refused(mutations: list[Mutation], saved: Path, tmp_path: Path) -> None:
     layout = llama_layout()
