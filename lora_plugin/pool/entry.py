@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lora_plugin.pool.extents import Extent
@@ -35,8 +35,10 @@ class Entry:
         host: where the host copy stands.
         extent: its place on the device, None when it is not there.
         pinned: stays on the device, or gets there as soon as there is room; only ready adapters are.
-        retired: leaves when the last reference and the lease are gone.
-        hold_until: end of the API servers' lease, in seconds of the pool's clock.
+        retired: leaves when the last reference and lease are gone.
+        hold_until: till then it is kept for the request that it was staged for, in seconds of the pool's clock.
+        leases: API server -> till when it is kept for the responses there.
+        abort_at: when requests that still use it are to be ended.
         last_used: orders uses; larger is later.
         used_at: time of the last use, in seconds of the pool's clock.
         loads, evictions, hits: counted since the version became known.
@@ -53,6 +55,8 @@ class Entry:
     pinned: bool = False
     retired: bool = False
     hold_until: float = float("-inf")
+    leases: dict[str, float] = field(default_factory=dict)
+    abort_at: float = float("inf")
     last_used: int = 0
     used_at: float = 0.0
     loads: int = 0

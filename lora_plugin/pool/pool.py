@@ -59,8 +59,12 @@ class AdapterPool:
         extents = ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE)
         self._device = Device(extents, self._journal, self._references.count)
 
-    def want(self, adapter_id: int, name: str, digest: str, path: str, nbytes: int) -> bool:
+    def want(
+        self, adapter_id: int, name: str, digest: str, path: str, nbytes: int, *, served: bool = True
+    ) -> bool:
         """Register a version for staging, evicting idle host copies for it.
+
+        A retired version that is `served` again stays; one that a late request wants does not.
 
         True if the workers are to be asked to stage it now, after the orders taken so far: send
         `take_orders()` first. False if they have it, are at it, or there is no room (`Host.WAITING`: ask
@@ -75,7 +79,8 @@ class AdapterPool:
         check_identity(entry, name, digest)
         check_size(entry, nbytes, self._host.budget)
         self._entries[adapter_id] = entry
-        self._revive(entry)
+        if served:
+            self._revive(entry)
         self._touch(entry)
         if entry.host in (Host.STAGING, Host.READY):
             return False
@@ -124,9 +129,9 @@ class AdapterPool:
         self._delete(entry)
 
     def hold(self, adapter_id: int, seconds: float) -> bool:
-        """Keep a ready version for so long without a request; False if it is not ready (any more).
+        """Keep a ready version until its request arrives, for so long at most; False if it is not ready.
 
-        The first lease must follow `staged` at once: until then another adapter may take its room.
+        The first must follow `staged` at once: until then another adapter may take its room.
         """
         entry = self._entries.get(adapter_id)
         if entry is None or entry.host is not Host.READY:
@@ -134,6 +139,38 @@ class AdapterPool:
         entry.hold_until = max(entry.hold_until, self._clock() + seconds)
         self._touch(entry)
         return True
+
+    def lease(self, client: str, adapter_id: int, seconds: float) -> bool:
+        """Keep a ready version for an API server's responses, for so long from now on; 0: no longer.
+
+        Unlike `hold`, it outlasts the arrival of requests, and what else the other API servers say.
+        False if the version is not ready (any more).
+        """
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.host is not Host.READY:
+            return False
+        now = self._clock()
+        entry.leases = {c: until for c, until in entry.leases.items() if until > now and c != client}
+        if seconds > 0:
+            entry.leases[client] = now + seconds
+        self._sweep()
+        return True
+
+    def drain(self, name: str, seconds: float) -> None:
+        """Retire every version of the adapter; what still uses one after so long is to be ended."""
+        for entry in [entry for entry in self._entries.values() if entry.name == name]:
+            entry.abort_at = self._clock() + seconds
+            self.retire(entry.adapter_id)
+
+    def overstayed(self) -> dict[str, str]:
+        """The requests that are to be ended because their adapter was drained: request id -> adapter."""
+        now = self._clock()
+        return {
+            request_id: entry.name
+            for entry in self._retired.values()
+            if entry.abort_at <= now
+            for request_id in self._references.requests(entry.adapter_id)
+        }
 
     def restage(self) -> tuple[Entry, ...]:
         """Versions that unfinished requests need and the host cache has lost, now being staged again.
@@ -159,7 +196,7 @@ class AdapterPool:
         return self._journal.take()
 
     def acquire(self, request_id: str, adapter_id: int) -> None:
-        """An unfinished request uses the version from now on, which ends its lease; twice is once."""
+        """An unfinished request uses the version from now on, which ends `hold`; twice is once."""
         if not self._references.acquire(request_id, adapter_id):
             return
         entry = self._entries.get(adapter_id)
@@ -244,8 +281,8 @@ class AdapterPool:
         """Take a version off the device and out of the host cache; False if it is in neither.
 
         Raises:
-            AdapterBusy: it is in use (`IN_USE`), or pinned (`PINNED`). A lease alone does not keep it: its
-                request has it staged again.
+            AdapterBusy: it is in use or leased (`IN_USE`), or pinned (`PINNED`). `hold` alone does not keep
+                it: its request has it staged again.
         """
         entry = self._entries.get(adapter_id)
         if entry is None or entry.host in (Host.ABSENT, Host.WAITING):
@@ -321,7 +358,9 @@ class AdapterPool:
         return entry.hold_until > self._clock() or self._in_use(entry)
 
     def _in_use(self, entry: Entry) -> bool:
-        return self._references.count(entry.adapter_id) > 0 or self._device.in_use(entry)
+        now = self._clock()
+        leased = any(until > now for until in entry.leases.values())
+        return leased or self._references.count(entry.adapter_id) > 0 or self._device.in_use(entry)
 
     def _evictable(self, entry: Entry) -> bool:
         return not entry.pinned and not self._busy(entry)
@@ -357,5 +396,5 @@ class AdapterPool:
         self._retired.pop(entry.adapter_id, None)
 
     def _revive(self, entry: Entry) -> None:
-        entry.retired = False
+        entry.retired, entry.abort_at = False, math.inf
         self._retired.pop(entry.adapter_id, None)

@@ -36,5 +36,9 @@ class References:
     def count(self, adapter_id: int) -> int:
         return self._counts.get(adapter_id, 0)
 
+    def requests(self, adapter_id: int) -> list[str]:
+        """The unfinished requests of an adapter; looks at all requests."""
+        return [request for request, adapter in self._adapter_of.items() if adapter == adapter_id]
+
     def adapters(self) -> KeysView[int]:
         return self._counts.keys()

@@ -34,6 +34,7 @@ def adapter_view(entry: Entry, refs: int, now: float) -> dict[str, Any]:
         "refs": refs,
         "pinned": entry.pinned,
         "retired": entry.retired,
+        "leases": sum(until > now for until in entry.leases.values()),
         "last_used_seconds_ago": int(now - entry.used_at),
         "loads": entry.loads,
         "evictions": entry.evictions,

@@ -52,6 +52,8 @@ class EngineAdapters:
         self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
             "layout": lambda _: self._executor.collective_rpc(rpc.layout)[0],
             "stage": self._stage,
+            "lease": self._lease,
+            "drain": lambda p: self._pool.drain(p["name"], p["seconds"]),
             "release": lambda p: self._pool.retire(int(p["id"])),
             "evict": lambda p: self._pool.evict(int(p["id"])),
             "pin": lambda p: self._pool.pin(int(p["id"])),
@@ -61,7 +63,7 @@ class EngineAdapters:
 
     def want(self, request: LoRARequest) -> None:
         """A request for a version arrived: have it staged unless it is."""
-        self._want(to_spec(request))
+        self._want(to_spec(request), served=False)
 
     def park(self, adapter_id: int) -> Reason | None:
         """A request waits for a version that cannot join this step; the reason when it never will."""
@@ -102,10 +104,12 @@ class EngineAdapters:
             return {"error": error.reason.to_dict(), "status": error.status}
         return {"result": result}
 
-    def _want(self, spec: StageSpec) -> None:
+    def _want(self, spec: StageSpec, *, served: bool = True) -> None:
         self._failures.pop(spec.id, None)
         try:
-            wanted = self._pool.want(spec.id, spec.name, spec.digest, spec.path, spec.nbytes)
+            wanted = self._pool.want(
+                spec.id, spec.name, spec.digest, spec.path, spec.nbytes, served=served
+            )
         except AdapterRejected as error:
             self._fail(spec.id, error.reason)
             return
@@ -119,6 +123,10 @@ class EngineAdapters:
         if self._jobs or any(spec.id in self._staging for spec in specs):
             self._exchange()
         return {str(spec.id): self._status(spec.id) for spec in specs}
+
+    def _lease(self, payload: dict[str, Any]) -> list[int]:
+        client, seconds = payload["client"], payload["seconds"]
+        return [i for i in payload["ids"] if self._pool.lease(client, i, seconds)]
 
     def _status(self, adapter_id: int) -> dict[str, Any]:
         # A refusal is told once: asked again, the version is tried again.

@@ -49,6 +49,15 @@ class EngineLink:
         """The version is served no longer: let it go when its last request ends."""
         await self._call("release", {"id": adapter_id})
 
+    async def lease(self, client: str, adapter_ids: list[int], seconds: float) -> set[int]:
+        """Keep ready versions for the responses of an API server; returns those that every engine keeps."""
+        payload = {"client": client, "ids": adapter_ids, "seconds": seconds}
+        return set.intersection(*map(set, await self._call("lease", payload)))
+
+    async def drain(self, name: str, seconds: float) -> None:
+        """Retire every version of a name; requests that still run after so long are ended."""
+        await self._call("drain", {"name": name, "seconds": seconds})
+
     async def evict(self, adapter_id: int) -> None:
         await self._call("evict", {"id": adapter_id})
 

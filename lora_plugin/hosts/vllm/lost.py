@@ -1,7 +1,9 @@
-"""A request whose adapter was lost on the way: told why, from the scheduler to the client.
+"""A request whose adapter was taken away: told why, from the scheduler to the client.
 
 Between the choice of a version and its first step the host cache may drop it, and its files may be gone by
-then. The host knows only that a request failed; the reason travels in the output's `stop_reason`.
+then; or the operator's time limit for an unloaded adapter is over. The host knows only that a request failed;
+the reason travels in the output's `stop_reason`. Tokens that were made already are the client's: such a request
+ends with `finish_reason` "abort" and the reason's words as `stop_reason`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from vllm.exceptions import RetryableRequestError, VLLMNotFoundError
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from lora_plugin.errors import Code, Reason
 
@@ -23,15 +25,21 @@ _MARK = "lora_plugin:"
 _RETRY = Reason(Code.CHANGED, "the adapter was lost before its request could run", hint="try again")
 
 
+def ending(request: Request) -> RequestStatus:
+    """How a request ends whose adapter was taken away: with an error, or with what it has so far."""
+    return RequestStatus.FINISHED_ABORTED if request.num_output_tokens else RequestStatus.FINISHED_ERROR
+
+
 def output_for(request: Request, reason: Reason) -> EngineCoreOutput:
-    """The last output of a finished request that never ran."""
+    """The last output of a request that was finished as `ending` says."""
+    begun = request.status == RequestStatus.FINISHED_ABORTED
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=[],
         # The host's output handler takes a pooling request's output for granted.
         pooling_output=None if request.pooling_params is None else torch.empty(0),
         finish_reason=request.get_finished_reason(),
-        stop_reason=_MARK + json.dumps(reason.to_dict()),
+        stop_reason=str(reason) if begun else _MARK + json.dumps(reason.to_dict()),
         events=request.take_events(),
         trace_headers=request.trace_headers,
     )
@@ -73,5 +81,6 @@ def _generation_reason(output: Any) -> Reason | None:
 
 
 def _error(reason: Reason) -> Exception:
-    kind: type[Exception] = VLLMNotFoundError if reason.code is Code.NOT_FOUND else RetryableRequestError
+    gone = reason.code in (Code.NOT_FOUND, Code.UNLOADED)
+    kind: type[Exception] = VLLMNotFoundError if gone else RetryableRequestError
     return kind(str(reason))

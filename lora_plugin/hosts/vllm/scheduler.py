@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
-from lora_plugin.errors import Reason
+from lora_plugin.errors import Code, Reason
 from lora_plugin.hosts.vllm.config import active, arena_shape, required_settings
 from lora_plugin.hosts.vllm.engine import EngineAdapters, executor_of
-from lora_plugin.hosts.vllm.lost import output_for
+from lora_plugin.hosts.vllm.lost import ending, output_for
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
 
@@ -91,8 +91,15 @@ class LoraSchedulerMixin:
 
     def _finish_lost(self) -> list[tuple[int, EngineCoreOutput]]:
         reasons, self._lost = self._lost, {}
-        finished: list[Request] = self.finish_requests(reasons, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
-        return [(r.client_index, output_for(r, reasons[r.request_id])) for r in finished]
+        for request_id, name in self.pool.overstayed().items():
+            message = f"the adapter {name!r} was unloaded, and its time to finish is over"
+            reasons[request_id] = Reason(Code.UNLOADED, message)
+        outputs = []
+        for request_id, reason in reasons.items():
+            request: Request | None = self.requests.get(request_id)  # type: ignore[attr-defined]
+            if request is not None and self.finish_requests(request_id, ending(request)):  # type: ignore[attr-defined]
+                outputs.append((request.client_index, output_for(request, reason)))
+        return outputs
 
 
 def take_orders(output: SchedulerOutput) -> Orders:
