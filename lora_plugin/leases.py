@@ -27,9 +27,9 @@ class LeaseLink(Protocol):
 class Leases:
     """Counts responses by version; belongs to one event loop.
 
-    While a response uses a version this process does not tell the engines that the version is retired. That is
-    enough for one engine request, which the engine itself counts from its arrival on. A response of several (beam
-    search, tool turns) has the engines keep the version too, against eviction and other API servers' word.
+    While a response uses a version this process does not tell the engines that the version is retired. That
+    is enough for one engine request, which the engine counts from its arrival on. A response of several
+    (beam search, tool turns) has the engines keep it too, against eviction and other API servers' word.
 
     Args:
         link: the line to the engines.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -68,11 +68,19 @@ class Readiness:
         catalog: names, versions, changes.
         link: the line to the engines.
         settings: `load_timeout_seconds`, `settle_seconds`, `prefetch`.
+        ended: returns once no response of this process uses the version; before, it is not let go.
     """
 
-    def __init__(self, catalog: Catalog, link: EngineLink, settings: Settings) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        link: EngineLink,
+        settings: Settings,
+        ended: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
         self._catalog = catalog
         self._link = link
+        self._ended = ended
         self._timeout = settings.load_timeout_seconds
         self._settle_seconds = settings.settle_seconds
         self._prefetching = settings.prefetch
@@ -221,6 +229,10 @@ class Readiness:
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, version: Version) -> None:
+        if self._ended is not None:
+            await self._ended(version.id)
+            if self._asked.get(version.name) == version:
+                return
         try:
             await self._link.release(version.id)
         except Exception as error:

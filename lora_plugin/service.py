@@ -20,15 +20,17 @@ from lora_plugin.admin.operations import Load
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.admin.tls import server_context
 from lora_plugin.catalog import Catalog
-from lora_plugin.entry import Adapter, AdapterState
-from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError
+from lora_plugin.entry import Adapter, AdapterState, Version
+from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError, Unavailable
 from lora_plugin.events import Event, EventKind
 from lora_plugin.hooks import Request
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
+from lora_plugin.leases import Leases
 from lora_plugin.loads import Loads
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
+from lora_plugin.routing.scope import RequestScope
 from lora_plugin.setting_rows import setting_rows
 from lora_plugin.settings import Settings, is_loopback
 from lora_plugin.sources.requested import RequestedAdapters
@@ -48,6 +50,10 @@ Fetch = Callable[[str, HubSource], Awaitable[None]]
 
 class Engines(EngineLink, Protocol):
     """What the operator's side needs of the engines beyond staging."""
+
+    async def lease(self, client: str, adapter_ids: list[int], seconds: float) -> set[int]: ...
+
+    async def drain(self, name: str, seconds: float) -> None: ...
 
     async def evict(self, adapter_id: int) -> None: ...
 
@@ -87,7 +93,8 @@ class Service:
         self._hooks = hooks
         self._catalog = Catalog.from_settings(settings, layout, base_models)
         self._watcher = Watcher(self._catalog, settings)
-        self._readiness = Readiness(self._catalog, engines, settings)
+        self._leases = Leases(engines)
+        self._readiness = Readiness(self._catalog, engines, settings, self._leases.ended)
         self._requested = RequestedAdapters(self._catalog, hooks, settings)
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
@@ -122,6 +129,7 @@ class Service:
         self._watcher.stop()
         self._loads.stop()
         self._readiness.stop()
+        self._leases.stop()
         if self._admin is not None:
             self._admin.stop()
             self._admin = None
@@ -145,8 +153,13 @@ class Service:
         """Raises what a request for the name would get, without loading anything."""
         self._catalog.find(name)
 
-    async def select(self, name: str) -> StageSpec:
+    async def select(self, name: str, scope: RequestScope, *, several: bool = False) -> StageSpec:
         """The version that a request for the name gets, once it is ready in every engine.
+
+        Args:
+            name: of the adapter.
+            scope: the client's request: the version is not given up before its response has ended.
+            several: the response takes several engine requests, one after the other.
 
         Raises:
             AdapterNotFound: no adapter of that name is served.
@@ -156,7 +169,7 @@ class Service:
         await self._requested.ensure(name)
         version = self._readiness.ready(name)
         now = time.monotonic()
-        if version is not None and now - self._confirmed.get(name, 0.0) > _CONFIRM_SECONDS:
+        if version is not None and (several or now - self._confirmed.get(name, 0.0) > _CONFIRM_SECONDS):
             # The engines may have dropped it from their host caches since: a look there, no load if not.
             self._readiness.forget(version)
             version = None
@@ -164,8 +177,18 @@ class Service:
             version = await self._readiness.ensure(name)
             self._confirmed[name] = now
             self._metrics.staging_seconds.observe(time.monotonic() - now)
+        if scope.path:
+            await self._lease(version, scope, several)
         self._metrics.count_request(name)
         return self._readiness.spec(version)
+
+    async def _lease(self, version: Version, scope: RequestScope, several: bool) -> None:
+        scope.on_end(self._leases.take(version.id))
+        if several:
+            end = await self._leases.keep(version.id)
+            if end is None:
+                raise Unavailable(Code.NOT_READY, f"the adapter {version.name!r} was lost", hint="try again")
+            scope.on_end(end)
 
     # What the operator can do
 
@@ -220,8 +243,12 @@ class Service:
         if version is not None:
             await self._engines.unpin(version.id)
 
-    async def unload(self, name: str) -> None:
-        await asyncio.to_thread(self._catalog.unload, name)
+    async def unload(self, name: str, drain: float | None = None) -> None:
+        adapter = self._catalog.get(name)
+        if drain is None or adapter is None or adapter.state is not AdapterState.UNLOADED:
+            await asyncio.to_thread(self._catalog.unload, name)
+        if drain is not None:
+            await self._engines.drain(name, drain)
 
     async def pool(self) -> PoolView:
         return pool_view(await self._engines.snapshots())

@@ -48,8 +48,8 @@ class LoopBridge:
     async def unpin(self, name: str) -> None:
         await self._run(self._operations.unpin(name))
 
-    async def unload(self, name: str) -> None:
-        await self._run(self._operations.unload(name))
+    async def unload(self, name: str, drain: float | None = None) -> None:
+        await self._run(self._operations.unload(name, drain))
 
     async def pool(self) -> PoolView:
         return await self._run(self._operations.pool())

@@ -54,8 +54,12 @@ class Operations(Protocol):
         """Let it be evicted again."""
         ...
 
-    async def unload(self, name: str) -> None:
-        """Stop serving it until its files change."""
+    async def unload(self, name: str, drain: float | None = None) -> None:
+        """Stop serving it until its files change.
+
+        Requests under way finish; with `drain` those that are not done after so many seconds are ended, 0: at
+        once. That may be said later, too, of one that is unloaded already.
+        """
         ...
 
     async def pool(self) -> PoolView:

@@ -36,7 +36,7 @@ class Entry:
         extent: its place on the device, None when it is not there.
         pinned: stays on the device, or gets there as soon as there is room; only ready adapters are.
         retired: leaves when the last reference and lease are gone.
-        hold_until: till then it is kept for the request that it was staged for, in seconds of the pool's clock.
+        hold_until: till then it is kept for the request that it was staged for (pool's clock, seconds).
         leases: API server -> till when it is kept for the responses there.
         abort_at: when requests that still use it are to be ended.
         last_used: orders uses; larger is later.

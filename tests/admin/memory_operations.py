@@ -121,7 +121,7 @@ class MemoryOperations:
     async def unpin(self, name: str) -> None:
         self._set(await self.adapter(name), pinned=False)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, drain: float | None = None) -> None:
         self._set(await self.adapter(name), state=AdapterState.UNLOADED)
 
     async def pool(self) -> PoolView:

@@ -26,11 +26,13 @@ def request(name: str, *, pooling: bool = False) -> Any:
         client_index=0,
         pooling_params=object() if pooling else None,
         trace_headers=None,
+        status=None,
+        num_output_tokens=0,
+        num_computed_tokens=0,
+        num_preemptions=0,
         get_finished_reason=lambda: FinishReason.ERROR,
         take_events=lambda: None,
         lora_request=SimpleNamespace(lora_int_id=7),
-        num_computed_tokens=0,
-        num_preemptions=0,
     )
 
 
@@ -43,9 +45,10 @@ class HostScheduler:
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         return True
 
-    def finish_requests(self, ids: Any, status: RequestStatus) -> list[Any]:
-        assert status is RequestStatus.FINISHED_ERROR
-        return [self.requests.pop(i) for i in set(ids) if i in self.requests]
+    def finish_requests(self, request_id: str, status: RequestStatus) -> list[Any]:
+        request = self.requests.pop(request_id)
+        request.status = status
+        return [request]
 
     def update_from_output(self) -> dict[int, EngineCoreOutputs]:
         return {}
@@ -54,7 +57,10 @@ class HostScheduler:
 class Scheduler(LoraSchedulerMixin, HostScheduler):
     def __init__(self, *requests: Any, reason: Reason | None) -> None:
         HostScheduler.__init__(self, *requests)
-        self.pool: Any = SimpleNamespace(try_admit=lambda *args, **kwargs: False)
+        self.unloaded: dict[str, str] = {}
+        self.pool: Any = SimpleNamespace(
+            try_admit=lambda *args, **kwargs: False, overstayed=lambda: self.unloaded
+        )
         self.adapters: Any = SimpleNamespace(park=lambda adapter_id: reason)
         self._lost = {}
 
@@ -70,6 +76,19 @@ def test_only_a_refused_request_is_finished(pooling: bool) -> None:
     assert (output.pooling_output is not None) == pooling
     assert list(scheduler.requests) == ["other"]
     assert scheduler.update_from_output() == {}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_overstays_its_adapter_ends_with_what_it_has(begun: bool) -> None:
+    late = request("late")
+    late.num_output_tokens = 3 if begun else 0
+    scheduler = Scheduler(late, request("other"), reason=None)
+    scheduler.unloaded = {"late": "sql", "gone meanwhile": "sql"}
+    (output,) = scheduler.update_from_output()[0].outputs
+    assert late.status is (RequestStatus.FINISHED_ABORTED if begun else RequestStatus.FINISHED_ERROR)
+    assert str(output.stop_reason).startswith("lora_plugin:") != begun
+    assert "'sql' was unloaded" in str(output.stop_reason)
+    assert list(scheduler.requests) == ["other"]
 
 
 def test_a_waiting_request_goes_on_waiting() -> None:

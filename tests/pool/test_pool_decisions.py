@@ -515,6 +515,76 @@ def test_a_retired_version_leaves_with_its_last_request_and_lease() -> None:
     assert pool.get(1) is None
 
 
+def test_a_lease_outlasts_requests_and_retirement() -> None:
+    """A response of several engine requests; two API servers have one each."""
+    clock = Clock()
+    pool = AdapterPool(1, 8, 10, clock)
+    stage(pool, 1)
+    assert pool.lease("one", 1, 30)
+    assert pool.lease("two", 1, 30)
+    pool.acquire("r", 1)
+    pool.retire(1)
+    pool.release("r")
+    assert not want(pool, 2)
+    with pytest.raises(AdapterBusy):
+        pool.evict(1)
+    assert pool.lease("one", 1, 0)
+    assert ready(pool) == {1}
+    pool.lease("two", 1, 0)
+    assert pool.get(1) is None
+    assert not pool.lease("two", 1, 30)
+
+
+def test_a_dead_api_servers_lease_runs_out() -> None:
+    clock = Clock()
+    pool = AdapterPool(1, 8, 10, clock)
+    stage(pool, 1)
+    pool.lease("dead", 1, 30)
+    clock.now += 20
+    pool.lease("alive", 1, 30)
+    pool.retire(1)
+    clock.now += 20
+    assert not pool.has_orders
+    clock.now += 20
+    assert pool.take_orders() == (Forget(1),)
+
+
+def test_a_late_request_does_not_bring_a_retired_version_back() -> None:
+    pool = make(a1=8)
+    pool.acquire("r1", 1)
+    pool.retire(1)
+    assert not pool.want(1, "a1", f"{1:064x}", "/adapters/a1", 10, served=False)
+    pool.acquire("r2", 1)
+    pool.release("r1")
+    pool.release("r2")
+    assert pool.get(1) is None
+
+
+def test_a_drained_adapters_requests_overstay_after_its_time() -> None:
+    clock = Clock()
+    pool = AdapterPool(2, 8, 100, clock)
+    stage(pool, 1)
+    stage(pool, 2)
+    for request, adapter_id in (("r1", 1), ("r2", 1), ("other", 2)):
+        pool.acquire(request, adapter_id)
+    pool.drain("a1", 5)
+    assert pool.overstayed() == {}
+    clock.now += 5
+    assert pool.overstayed() == {"r1": "a1", "r2": "a1"}
+    pool.release("r1")
+    pool.release("r2")
+    assert (pool.overstayed(), pool.get(1)) == ({}, None)
+
+
+def test_a_drained_adapter_that_is_served_again_is_not_ended() -> None:
+    pool = make(a1=8)
+    pool.acquire("r", 1)
+    pool.drain("a1", 0)
+    assert pool.overstayed()
+    assert not want(pool, 1)
+    assert pool.overstayed() == {}
+
+
 def test_a_retired_version_that_is_idle_leaves_at_once() -> None:
     pool = make(a1=8)
     pool.retire(1)

@@ -89,7 +89,7 @@ def refusal(call: Callable[[], object]) -> Code | None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """`requests`, `leases`, `pins`, `retired` and `in_use` are what the calls so far imply."""
+    """`requests`, `held`, `leases`, `pins` and `in_use` are what the calls so far imply."""
 
     @initialize(slabs=st.integers(1, 3), ready=st.permutations(sorted(RANKS)))
     def start(self, slabs: int, ready: list[int]) -> None:
@@ -98,7 +98,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = AdapterPool(slabs, SLAB_ROWS - 3, BUDGET, lambda: self.now)
         self.worker = NaiveWorker(slabs)
         self.requests: dict[str, int] = {}
-        self.leases: dict[int, float] = {}
+        self.held: dict[int, float] = {}
+        self.leases: dict[tuple[str, int], float] = {}
         self.pins: set[int] = set()
         self.in_use: dict[int, int] = {}
         self.pinned_at: dict[int, int] = {}
@@ -153,12 +154,23 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(adapter_id=IDS, seconds=st.integers(1, 20))
     def hold(self, adapter_id: int, seconds: int) -> None:
         if self.pool.hold(adapter_id, seconds):
-            self.leases[adapter_id] = max(self.leases.get(adapter_id, 0), self.now + seconds)
+            self.held[adapter_id] = max(self.held.get(adapter_id, 0), self.now + seconds)
+            self.safe.add(adapter_id)
+
+    @rule(client=st.sampled_from("xy"), adapter_id=IDS, seconds=st.integers(0, 20))
+    def lease(self, client: str, adapter_id: int, seconds: int) -> None:
+        ready = self.host_state(adapter_id) is Host.READY
+        self.leases.pop((client, adapter_id), None)
+        self.keep_safe()
+        assert self.pool.lease(client, adapter_id, seconds) == ready
+        if ready and seconds:
+            self.leases[client, adapter_id] = self.now + seconds
             self.safe.add(adapter_id)
 
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:
         self.now += seconds
+        self.held = {key: until for key, until in self.held.items() if until > self.now}
         self.leases = {key: until for key, until in self.leases.items() if until > self.now}
         self.keep_safe()
 
@@ -167,7 +179,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.release(request)
         self.pool.acquire(request, adapter_id)
         self.requests[request] = adapter_id
-        self.leases.pop(adapter_id, None)
+        self.held.pop(adapter_id, None)
         if self.host_state(adapter_id) is Host.READY:
             self.safe.add(adapter_id)
 
@@ -244,8 +256,8 @@ class PoolMachine(RuleBasedStateMachine):
         assert code is None or (code is Code.PINNED) == (adapter_id in self.pins)
         assert code or self.host_state(adapter_id) in (Host.ABSENT, Host.WAITING)
         if code is None and cached:
-            # The operator's word ends a lease.
-            self.leases.pop(adapter_id, None)
+            # The operator's word ends the time that it was held for.
+            self.held.pop(adapter_id, None)
             self.keep_safe()
 
     @rule(adapter_id=IDS)
@@ -253,6 +265,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.retire(adapter_id)
         self.forget_pin(adapter_id)
         assert self.is_busy(adapter_id) or self.pool.get(adapter_id) is None
+
+    @rule(adapter_id=IDS, seconds=st.integers(0, 5))
+    def drain(self, adapter_id: int, seconds: int) -> None:
+        self.pool.drain(f"a{adapter_id}", seconds)
+        self.forget_pin(adapter_id)
+        assert self.is_busy(adapter_id) or self.pool.get(adapter_id) is None
+        overstayed = self.pool.overstayed()
+        assert all(adapter == f"a{self.requests[request]}" for request, adapter in overstayed.items())
+        if not seconds and self.pool.get(adapter_id) is not None:
+            assert overstayed.keys() >= {r for r, a in self.requests.items() if a == adapter_id}
 
     @rule()
     def reset_device(self) -> None:
@@ -290,13 +312,14 @@ class PoolMachine(RuleBasedStateMachine):
         return len(self.pins - set(self.places()))
 
     def is_busy(self, adapter_id: int) -> bool:
-        return self.is_used(adapter_id) or adapter_id in self.leases
+        return self.is_used(adapter_id) or adapter_id in self.held
 
     def is_used(self, adapter_id: int) -> bool:
-        return adapter_id in self.requests.values() or adapter_id in self.in_use
+        leased = {leased for _, leased in self.leases}
+        return adapter_id in leased or adapter_id in self.requests.values() or adapter_id in self.in_use
 
     def keep_safe(self) -> None:
-        self.safe &= set(self.requests.values()) | set(self.leases)
+        self.safe &= {*self.requests.values(), *self.held, *(leased for _, leased in self.leases)}
 
     @invariant()
     def in_use_and_pinned_stay(self) -> None:

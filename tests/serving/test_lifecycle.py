@@ -138,6 +138,41 @@ def test_running_requests_keep_their_version(
     assert answer.logprobs == pytest.approx(expected, abs=5e-4)
 
 
+def test_beam_search_stays_on_its_version(
+    server: Server, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    """One response of hundreds of engine requests, with moments in which none of them runs."""
+    folder = server.drop(sources["alpha"], "alpha")
+    server.wait_listed("alpha")
+
+    def search() -> str:
+        answer = server.client.completions.create(
+            model="alpha", prompt=prompt, n=2, max_tokens=150, extra_body={"use_beam_search": True}
+        )
+        return answer.choices[0].text
+
+    expected = search()
+    (old,) = versions(server, "alpha")
+    answers = []
+    running = threading.Thread(target=lambda: answers.append(search()))
+    running.start()
+    server.wait_for(lambda: server.admin("/v1/adapters/alpha")[1]["requests"] > 0, 20, "the search to run")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(sources["gamma"] / name, folder / name)
+    server.wait_for(lambda: server.admin("/v1/adapters/alpha")[1]["rank"] == 16, 10, "the new version")
+    server.complete("alpha", prompt, 4)
+    assert running.is_alive()
+    running.join(120)
+    assert answers == [expected]
+    server.wait_for(lambda: old not in versions(server, "alpha"), 5, "the old version to leave")
+
+
+def versions(server: Server, name: str) -> set[str]:
+    """The versions of an adapter that lie on the device."""
+    extents = server.admin("/v1/pool")[1]["engines"][0]["extents"]
+    return {extent["version"] for extent in extents if extent["adapter"] == name}
+
+
 def test_more_adapters_than_fit(
     server: Server, model: Path, others: dict[str, Path], prompt: list[int]
 ) -> None:

@@ -107,9 +107,7 @@ class EngineAdapters:
     def _want(self, spec: StageSpec, *, served: bool = True) -> None:
         self._failures.pop(spec.id, None)
         try:
-            wanted = self._pool.want(
-                spec.id, spec.name, spec.digest, spec.path, spec.nbytes, served=served
-            )
+            wanted = self._pool.want(spec.id, spec.name, spec.digest, spec.path, spec.nbytes, served=served)
         except AdapterRejected as error:
             self._fail(spec.id, error.reason)
             return

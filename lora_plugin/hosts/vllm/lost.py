@@ -2,8 +2,8 @@
 
 Between the choice of a version and its first step the host cache may drop it, and its files may be gone by
 then; or the operator's time limit for an unloaded adapter is over. The host knows only that a request failed;
-the reason travels in the output's `stop_reason`. Tokens that were made already are the client's: such a request
-ends with `finish_reason` "abort" and the reason's words as `stop_reason`.
+the reason travels in the output's `stop_reason`. Tokens that were made already are the client's: such a
+request ends with `finish_reason` "abort" and the reason's words as `stop_reason`.
 """
 
 from __future__ import annotations

@@ -162,10 +162,16 @@ async def _select(service: Service, models: Any, body: Any, *, stage: bool) -> N
     scope = current_request()
     service.authorize(_hook_request(scope, models, body), body.model)
     if stage:
-        scope.chosen = Chosen(await service.select(body.model))
+        scope.chosen = Chosen(await service.select(body.model, scope, several=_takes_several(body)))
     else:
         service.check(body.model)
         scope.chosen = None
+
+
+def _takes_several(body: Any) -> bool:
+    """Whether a response takes several engine requests: beam search, the Responses API's tool turns."""
+    tool_turns = hasattr(body, "previous_response_id") and bool(body.tools)
+    return tool_turns or bool(getattr(body, "use_beam_search", False))
 
 
 def _hook_request(scope: RequestScope, models: Any, body: Any) -> Request:
