@@ -31,6 +31,10 @@ class EventKind(StrEnum):
     """the operator took it away until its files change"""
     RETIRED = "retired"
     """its folder is gone"""
+    PINNED = "pinned"
+    """the operator wants it kept loaded"""
+    UNPINNED = "unpinned"
+    """the operator lets it be evicted again"""
 
 
 @dataclass(frozen=True, slots=True)

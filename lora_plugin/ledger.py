@@ -112,6 +112,9 @@ class Ledger:
         elif track.state is AdapterState.UNLOADED and not self._unloaded(track):
             track.state = AdapterState.LISTED
             self._tell(EventKind.LISTED, track, version=track.digest)
+        shown, pinned = self.adapters.get(track.name), track.name in self._state.pinned
+        if shown is not None and shown.pinned != pinned:
+            self._tell(EventKind.PINNED if pinned else EventKind.UNPINNED, track, version=track.digest)
         self.touch(track.name)
 
     def fix(self, track: Track, content: Content, digest: str) -> None:

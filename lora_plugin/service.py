@@ -42,7 +42,7 @@ logger = logging.getLogger("lora_plugin")
 _FIRST_SCAN_SECONDS = 30.0
 _CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
-
+_MAY_PIN = frozenset({EventKind.LISTED, EventKind.UPDATED, EventKind.PINNED})
 
 Fetch = Callable[[str, HubSource], Awaitable[None]]
 """Puts an adapter from elsewhere into the watched directory, under the name; raises Forbidden."""
@@ -266,9 +266,12 @@ class Service:
         if event.kind is EventKind.REJECTED and event.reason is not None:
             self._metrics.count_rejection(event.reason.code)
         adapter = self._catalog.get(event.name)
-        if event.kind in (EventKind.LISTED, EventKind.UPDATED) and adapter is not None and adapter.pinned:
-            # A pin is by name: it outlives a restart, and a new version takes it over.
+        if event.kind in _MAY_PIN and adapter is not None and adapter.pinned:
+            # A pin is by name: it outlives a restart, a new version takes it over, another process may write
+            # it to the state file.
             asyncio.run_coroutine_threadsafe(self._pin_again(event.name), self._loop)
+        if event.kind is EventKind.UNPINNED and adapter is not None and adapter.version is not None:
+            asyncio.run_coroutine_threadsafe(self._engines.unpin(adapter.version.id), self._loop)
 
     async def _pin_again(self, name: str) -> None:
         try:

@@ -387,6 +387,9 @@ def test_operators_decisions_reach_every_server(bench: Bench) -> None:
     other.scan(())
     assert other.find("a").pinned
     assert not other.unpin("a").pinned
+    # Another process's word is told here as well, so that engines follow it.
+    bench.catalog.scan(())
+    assert bench.kinds("a")[-2:] == ["pinned", "unpinned"]
     with pytest.raises(AdapterNotFound):
         bench.catalog.pin("nobody")
     with pytest.raises(AdapterNotFound):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -293,6 +294,27 @@ def test_a_pin_is_by_name_and_goes_over_to_a_new_version(server: Server, others:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copyfile(others["n2"] / name, folder / name)
     server.wait_for(lambda: len(pinned()) == 1 and pinned() != first, 10, "the new version to be pinned")
+
+
+def test_a_pin_in_the_state_file_reaches_the_engine(server: Server, others: dict[str, Path]) -> None:
+    """As another API server, or another tool, writes it."""
+    server.drop(others["n1"], "kept")
+    server.wait_listed("kept")
+    state = server.adapters / ".lora_plugin" / "state.json"
+    state.parent.mkdir(exist_ok=True)
+
+    def decide(pinned: list[str]) -> None:
+        (state.parent / "new").write_text(json.dumps({"pinned": pinned}))
+        (state.parent / "new").rename(state)
+
+    def pinned() -> bool:
+        extents = server.admin("/v1/pool")[1]["engines"][0]["extents"]
+        return any(extent["pinned"] and extent["adapter"] == "kept" for extent in extents)
+
+    decide(["kept"])
+    server.wait_for(pinned, 10, "the pin")
+    decide([])
+    server.wait_for(lambda: not pinned(), 10, "the pin to go")
 
 
 def test_a_bad_adapter_evicts_no_good_one(
