@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from lora_plugin.kernels import Batch, available
-from lora_plugin.kernels.runs import IntArray, find_runs
+from lora_plugin.kernels.runs import IntArray, sort_by_adapter
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
 REQUESTS, RANK, BAR_US = 256, 16, 100.0
 ADAPTERS = (1, 8, 64)
 ROWS = {"prefill": 32, "decode": 1}
 """Rows of each request."""
-COLUMNS = ("kernels", "step", "adapters", "runs us", "rest us", "step us", "same step us")
+COLUMNS = ("kernels", "step", "adapters", "sort us", "rest us", "step us", "same step us")
 
 
 class Step(NamedTuple):
@@ -42,26 +42,29 @@ class Step(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Microseconds: finding the runs, everything after it, both, and a step like the one before."""
+    """Microseconds: sorting the rows by adapter, everything else, both, and a step like the one before."""
 
     kernels: str
     step: str
     adapters: int
-    runs_us: float
+    sort_us: float
     rest_us: float
     step_us: float
     same_us: float
 
 
 def make_steps(adapters: int, rows: int) -> tuple[Step, Step]:
-    """Two steps in which every request has another adapter than its neighbours, if there are several."""
+    """Two steps in which every request has another adapter than its neighbours, if there are several.
+
+    The last request of the second uses the base model, so that they differ with one adapter too.
+    """
     first_rows = np.arange(adapters, dtype=np.int32) * RANK
     ranks, counts = np.full(adapters, RANK, dtype=np.int32), np.full(REQUESTS, rows)
     order = np.arange(REQUESTS) % adapters
     one = Step(order, counts, first_rows, ranks)
-    other = one._replace(adapters=order[::-1].copy(), counts=counts.copy())
-    other.counts[-1] -= 1 if rows > 1 else 0
-    return (one, other) if adapters > 1 or rows > 1 else (one, one._replace(adapters=order - (order == 255)))
+    other = one._replace(adapters=order[::-1].copy())
+    other.adapters[-1] = -1
+    return one, other
 
 
 def make_batch(kernels: str, adapters: int, device: torch.device) -> Batch:
@@ -89,8 +92,8 @@ def measure(kernels: str, name: str, adapters: int, device: torch.device, rounds
     batch, steps = make_batch(kernels, adapters, device), make_steps(adapters, ROWS[name])
     whole = median_us(lambda i: batch.update(*steps[i % 2]), rounds)
     same = median_us(lambda _: batch.update(*steps[0]), rounds)
-    runs = median_us(lambda i: find_runs(*steps[i % 2]), rounds)
-    return Cost(kernels, name, adapters, runs, whole - runs, whole, same)
+    sort = median_us(lambda i: sort_by_adapter(*steps[i % 2]), rounds)
+    return Cost(kernels, name, adapters, sort, whole - sort, whole, same)
 
 
 def table(costs: list[Cost]) -> str:

@@ -3,8 +3,8 @@
     python benchmarks/swap.py [--device cuda] [--rounds 20] [--json FILE]
 
 The copy to the arena is `Arena.load`, beside one plain copy of the same bytes in the same round, to the same
-device. A few layers stand for the model: bytes grow with layers, rates do not. The folder lies in the page cache;
-one thread computes as in the worker's stager; its stages are read off a profile of the real `load`.
+device. A few layers stand for the model: bytes grow with layers, rates do not. The folder lies in the page
+cache, and one thread computes as in the worker's stager; stages are read off a profile of the real `load`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from lora_plugin.kernels.layer import AFFINE_ROWS, LayerWeights, Shape
 from lora_plugin.kernels.native.step import NativeStep
 from lora_plugin.kernels.plan import Planner, Tile
 from lora_plugin.kernels.product import Product, make_product
-from lora_plugin.kernels.runs import IntArray, find_runs
+from lora_plugin.kernels.runs import IntArray, find_runs, sort_by_adapter
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 from lora_plugin.kernels.workspace import Workspace
 
@@ -99,19 +99,19 @@ class Batch:
         inputs = (adapters, counts, first_rows, ranks, np.zeros_like(ranks) if affine is None else affine)
         if all(map(np.array_equal, self._inputs, inputs)):
             return
-        self._check(*inputs)
-        runs = find_runs(*inputs)
+        num_rows = self._check(*inputs)
+        step = sort_by_adapter(*inputs)
         if self.tiles is not None:
-            self.tiles.update(runs)
+            self.tiles.update(step)
         elif self.native is not None:
-            self.native.update(runs)
+            self.native.update(step)
         else:
             self._products = {}
             planner = Planner(self.costs, self.arena_rows, self.workspace.max_cells, self.device)
+            runs = find_runs(*inputs)
             self.plan = planner.plan(runs)
             self.adjustments = adjustments(runs)
-        self.num_rows = int(counts.sum())
-        self.num_adapters = len(np.unique(runs.lo))
+        self.num_rows, self.num_adapters = num_rows, len(step.records)
         self._inputs = tuple(column.copy() for column in inputs)
 
     def reserve(self, weights: LayerWeights) -> None:
@@ -145,13 +145,15 @@ class Batch:
         first_rows: IntArray,
         ranks: IntArray,
         affine: IntArray,
-    ) -> None:
+    ) -> int:
+        """The rows of the step."""
         if len(adapters) != len(counts) or len(adapters) > self.max_requests:
             raise ValueError(
                 f"{len(adapters)} requests with {len(counts)} counts, at most {self.max_requests}"
             )
-        if counts.sum() > self.max_tokens or (counts < 0).any():
-            raise ValueError(f"{counts.sum()} rows, at most {self.max_tokens}")
+        num_rows = int(counts.sum())
+        if num_rows > self.max_tokens or counts.min(initial=0) < 0:
+            raise ValueError(f"{num_rows} rows, at most {self.max_tokens}")
         if not len(first_rows) == len(ranks) == len(affine) or (
             len(adapters) and not -1 <= adapters.min() <= adapters.max() < len(ranks)
         ):
@@ -161,3 +163,4 @@ class Batch:
             and (first_rows + ranks + AFFINE_ROWS * affine).max() <= self.arena_rows
         ):
             raise ValueError(f"an adapter lies outside the {self.arena_rows} rows of the arena")
+        return num_rows

@@ -40,16 +40,12 @@ def find_runs(
         first_rows, ranks: [entries] arena rows of each adapter.
         affine: [entries] 1 for an adapter with a gain and a shift row after them, else 0; None for none.
     """
-    stop = np.cumsum(counts, dtype=np.int64)
-    entry = np.asarray(adapters, dtype=np.int64)
-    keep = (entry >= 0) & (counts > 0)
-    if len(ranks):
-        keep &= ranks[entry] > 0
-    entry, stop = entry[keep], stop[keep]
-    start = stop - counts[keep]
-    joined = np.zeros(len(entry) + 1, dtype=bool)
-    joined[1:-1] = (entry[1:] == entry[:-1]) & (start[1:] == stop[:-1])
-    opens, closes = ~joined[:-1], ~joined[1:]
+    kept = _with_adapter(adapters, counts, ranks)
+    entry, stop = adapters[kept], counts.cumsum(dtype=np.int64)[kept]
+    start = stop - counts[kept]
+    apart = np.ones(len(entry) + 1, dtype=bool)
+    np.logical_or(entry[1:] != entry[:-1], start[1:] != stop[:-1], out=apart[1:-1])
+    opens, closes = apart[:-1], apart[1:]
     entry = entry[opens]
     lo = first_rows[entry].astype(np.int64)
     adjusted = np.zeros_like(lo) if affine is None else affine[entry].astype(np.int64)
@@ -57,51 +53,64 @@ def find_runs(
 
 
 class Sorted(NamedTuple):
-    """Runs in the order of their adapters.
+    """A step's rows in the order of their adapters.
 
     Attributes:
-        shift, counts: per run, what to add to positions for batch rows, and how many there are.
-        lo, rank, affine: per adapter, its arena rows [lo, lo + rank), and whether a gain and a shift follow.
-        begins, totals: per adapter, its first position and its batch rows.
-        rows: batch rows in all.
+        shift, counts: per request, what to add to positions for batch rows, and how many there are.
+        records: [adapters, RECORD] all rows of each adapter as one piece.
+        rows: batch rows in all, without the base model's.
+        stop: one more than the last of these batch rows.
     """
 
-    shift: NDArray[np.int32]
+    shift: IntArray
     counts: IntArray
-    lo: IntArray
-    rank: IntArray
-    affine: IntArray
-    begins: IntArray
-    totals: IntArray
+    records: NDArray[np.int32]
     rows: int
+    stop: int
 
 
-def sort_by_adapter(runs: Runs) -> Sorted:
-    """An adapter's runs come together, in row order."""
-    order = np.argsort(runs.lo, kind="stable")
-    start, lo, rank = runs.start[order], runs.lo[order], (runs.hi - runs.lo)[order]
-    counts = runs.stop[order] - start
-    new = np.ones(len(lo), dtype=bool)
-    np.not_equal(lo[1:], lo[:-1], out=new[1:])
-    opens = np.flatnonzero(new)
-    ends = np.cumsum(counts)
-    rows = int(ends[-1]) if len(ends) else 0
-    begins = ends - counts
-    shift = (start - begins).astype(np.int32)
-    firsts = begins[opens]
-    affine = runs.affine[order][opens]
-    totals = np.diff(firsts, append=rows)
-    return Sorted(shift, counts, lo[opens], rank[opens], affine, firsts, totals, rows)
+def sort_by_adapter(
+    adapters: IntArray,
+    counts: IntArray,
+    first_rows: IntArray,
+    ranks: IntArray,
+    affine: IntArray | None = None,
+) -> Sorted:
+    """An adapter's requests come together, in row order; the arguments are those of `find_runs`."""
+    kept = _with_adapter(adapters, counts, ranks)
+    stops = counts.cumsum(dtype=np.int64)
+    stop = int(stops[kept[-1]]) if len(kept) else 0
+    order = kept[adapters[kept].argsort(kind="stable")]
+    entry, rows = adapters[order], counts[order]
+    ends = rows.cumsum(dtype=np.int64)
+    new = np.ones(len(entry), dtype=bool)
+    np.not_equal(entry[1:], entry[:-1], out=new[1:])
+    opens = new.nonzero()[0]
+    entry = entry[opens]
+    records = np.zeros((len(opens), RECORD), dtype=np.int32)
+    records[:, 0], records[:, 1] = first_rows[entry], ranks[entry]
+    records[:, 2], records[:, 3] = (ends - rows)[opens], np.add.reduceat(rows, opens)
+    if affine is not None:
+        records[:, 4] = affine[entry]
+    return Sorted(stops[order] - ends, rows, records, int(ends[-1]) if len(ends) else 0, stop)
+
+
+def _with_adapter(adapters: IntArray, counts: IntArray, ranks: IntArray) -> IntArray:
+    """Which requests have rows that an adapter changes; one of rank 0 changes none."""
+    keep = (adapters >= 0) & (counts > 0)
+    if len(ranks):
+        keep &= ranks[adapters] > 0
+    return keep.nonzero()[0]
 
 
 def cut(step: Sorted, height: int) -> NDArray[np.int32]:
     """[tiles, RECORD] records: the adapters' rows in pieces of `height`."""
-    tiles = -(-step.totals // height)
-    adapter = np.repeat(np.arange(len(tiles)), tiles)
-    skipped = height * (np.arange(len(adapter)) - (np.cumsum(tiles) - tiles)[adapter])
-    records = np.zeros((len(adapter), RECORD), dtype=np.int32)
-    records[:, 0], records[:, 1] = step.lo[adapter], step.rank[adapter]
-    records[:, 2] = step.begins[adapter] + skipped
-    np.minimum(step.totals[adapter] - skipped, height, out=records[:, 3], casting="unsafe")
-    records[:, 4] = step.affine[adapter]
+    tiles = -(-step.records[:, 3] // height)
+    if tiles.max(initial=0) <= 1:
+        return step.records
+    records = step.records.repeat(tiles, axis=0)
+    skipped = height * (np.arange(len(records)) - (tiles.cumsum() - tiles).repeat(tiles))
+    records[:, 2] += skipped
+    records[:, 3] -= skipped
+    np.minimum(records[:, 3], height, out=records[:, 3])
     return records

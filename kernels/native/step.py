@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lora_plugin.kernels.native.library import StepTable
-from lora_plugin.kernels.runs import Runs, cut, sort_by_adapter
+from lora_plugin.kernels.runs import Sorted, cut
 
 CHUNK_ROWS = 512
 """Rows of an adapter that are computed together: weights are read once for them."""
@@ -28,15 +28,14 @@ class NativeStep:
         self.address = ctypes.addressof(self._table)
         self.stop = self.version = 0
 
-    def update(self, runs: Runs) -> None:
+    def update(self, step: Sorted) -> None:
         """Describes the next step."""
-        step = sort_by_adapter(runs)
         self._chunks = cut(step, CHUNK_ROWS)
-        shift = np.repeat(step.shift, step.counts)
+        shift = step.shift.astype(np.int32).repeat(step.counts)
         self._rows = shift + np.arange(step.rows, dtype=np.int32)
         table = self._table
         table.chunks, table.rows = self._chunks.ctypes.data, self._rows.ctypes.data
         table.count, table.total_rows = len(self._chunks), step.rows
-        table.threads, table.max_rank = torch.get_num_threads(), step.rank.max(initial=0)
-        self.stop = int(runs.stop.max(initial=0))
+        table.threads, table.max_rank = torch.get_num_threads(), step.records[:, 1].max(initial=0)
+        self.stop = step.stop
         self.version += 1

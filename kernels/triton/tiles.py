@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lora_plugin.kernels.runs import RECORD, Runs, Sorted, cut, sort_by_adapter
+from lora_plugin.kernels.runs import RECORD, Sorted, cut
 from lora_plugin.kernels.triton.scratch import Scratch
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 
@@ -49,13 +49,12 @@ class DeviceTiles:
         count, start = RECORD * HEIGHTS.index(height), self._record_at[height]
         return self.buffer[count : count + 1], self.buffer[start : start + RECORD * self._capacity[height]]
 
-    def update(self, runs: Runs) -> None:
+    def update(self, step: Sorted) -> None:
         """Describes the next step.
 
         Raises:
             ValueError: more adapters than `max_adapters`, or a higher rank than `max_rank`.
         """
-        step = sort_by_adapter(runs)
         self._check(step)
         # The pinned allocator hands a block out again only when its copy has passed, so steps may overlap.
         host = torch.empty(self._rows_at + step.rows, dtype=torch.int32, pin_memory=self._pin)
@@ -63,13 +62,14 @@ class DeviceTiles:
         self.buffer[: len(host)].copy_(host, non_blocking=True)
 
     def _check(self, step: Sorted) -> None:
-        if len(step.lo) > self.max_adapters:
-            raise ValueError(f"{len(step.lo)} adapters, at most {self.max_adapters}")
-        if step.rank.max(initial=0) > self.scratch.max_rank:
-            raise ValueError(f"an adapter of rank {step.rank.max()}, at most {self.scratch.max_rank}")
+        if len(step.records) > self.max_adapters:
+            raise ValueError(f"{len(step.records)} adapters, at most {self.max_adapters}")
+        rank = step.records[:, 1].max(initial=0)
+        if rank > self.scratch.max_rank:
+            raise ValueError(f"an adapter of rank {rank}, at most {self.scratch.max_rank}")
 
     def _pack(self, packed: NDArray[np.int32], step: Sorted) -> None:
-        shift = np.repeat(step.shift, step.counts)
+        shift = step.shift.astype(np.int32).repeat(step.counts)
         np.add(shift, self._positions[: step.rows], out=packed[self._rows_at :])
         for index, height in enumerate(HEIGHTS):
             fits = height == HEIGHTS[-1] or step.rows <= DECODE_ROWS

@@ -14,7 +14,7 @@ from triton_layers import CPU, Step, Subject, assert_close, expand, layer, shrin
 from triton_strict import interpreted
 
 from lora_plugin.kernels.layer import LayerWeights
-from lora_plugin.kernels.runs import find_runs
+from lora_plugin.kernels.runs import sort_by_adapter
 from lora_plugin.kernels.triton.layer import DeviceLayer
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
@@ -123,7 +123,7 @@ def _check_far() -> None:
     x[17] = torch.randn(features).half()
     tiles = DeviceTiles(32, 2, rank, CPU)
     device_layer = DeviceLayer(LayerWeights(a, (b,)), tiles, "sm_90")
-    tiles.update(find_runs(np.array([-1, 0]), np.array([17, 1]), np.array([first]), np.array([rank])))
+    tiles.update(sort_by_adapter(np.array([-1, 0]), np.array([17, 1]), np.array([first]), np.array([rank])))
     with interpreted(layer.shrinking, layer.expanding) as builder:
         builder.allow(b)
         device_layer(y, x)

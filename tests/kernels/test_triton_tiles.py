@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_plugin.kernels.runs import RECORD, find_runs
+from lora_plugin.kernels.runs import RECORD, sort_by_adapter
 from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
@@ -32,7 +32,7 @@ def unpack(tiles: DeviceTiles, height: int) -> Unpacked:
 
 def naive(entries: np.ndarray, height: int) -> Unpacked:
     tiles: Unpacked = []
-    for adapter in sorted(set(entries.tolist()) - {-1, 3}, key=lambda entry: FIRST_ROWS[entry]):
+    for adapter in sorted(set(entries.tolist()) - {-1, 3}):
         rows = np.flatnonzero(entries == adapter).tolist()
         for start in range(0, len(rows), height):
             piece = rows[start : start + height]
@@ -46,7 +46,7 @@ def test_tiles_hold_each_adapter_s_rows_once(steps: list[list[tuple[int, int]]])
     tiles = DeviceTiles(12 * 70, 4, 24, CPU)
     for requests in steps:
         adapters, counts = np.array([*requests, (-1, 0)], np.int64).T
-        tiles.update(find_runs(adapters, counts, FIRST_ROWS, RANKS, AFFINE))
+        tiles.update(sort_by_adapter(adapters, counts, FIRST_ROWS, RANKS, AFFINE))
         entries = np.repeat(adapters, counts)
         live = int(np.isin(entries, [0, 1, 2]).sum())
         for height in HEIGHTS:
@@ -61,7 +61,7 @@ def test_a_step_is_one_copy_to_one_address(monkeypatch: pytest.MonkeyPatch) -> N
     address, copies = tiles.buffer.data_ptr(), []
     copy = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *a, **k: copies.append(k) or copy(*a, **k))
-    tiles.update(find_runs(np.array([0, 1]), np.array([3, 4]), FIRST_ROWS, RANKS))
+    tiles.update(sort_by_adapter(np.array([0, 1]), np.array([3, 4]), FIRST_ROWS, RANKS))
     assert copies == [{"non_blocking": True}]
     assert tiles.buffer.data_ptr() == address
 
@@ -72,4 +72,4 @@ def test_a_step_is_one_copy_to_one_address(monkeypatch: pytest.MonkeyPatch) -> N
 def test_steps_beyond_the_limits_are_refused(adapters: int, rank: int, words: str) -> None:
     tiles = DeviceTiles(64, adapters, rank, CPU)
     with pytest.raises(ValueError, match=words):
-        tiles.update(find_runs(np.arange(3), np.ones(3, np.int64), FIRST_ROWS, RANKS))
+        tiles.update(sort_by_adapter(np.arange(3), np.ones(3, np.int64), FIRST_ROWS, RANKS))

@@ -12,7 +12,7 @@ from triton_strict import StrictBuilder, interpreted
 
 from lora_plugin.kernels import reference
 from lora_plugin.kernels.layer import AFFINE_ROWS, LayerWeights
-from lora_plugin.kernels.runs import find_runs
+from lora_plugin.kernels.runs import sort_by_adapter
 from lora_plugin.kernels.triton import expand, layer, shrink
 from lora_plugin.kernels.triton.layer import DeviceLayer
 from lora_plugin.kernels.triton.tiles import DeviceTiles
@@ -80,7 +80,7 @@ class Subject:
 
     def set_step(self, step: Step) -> None:
         arrays = (np.asarray(step.adapters, np.int64), np.asarray(step.counts, np.int64))
-        self.tiles.update(find_runs(*arrays, self.first_rows, self.ranks, self.affine))
+        self.tiles.update(sort_by_adapter(*arrays, self.first_rows, self.ranks, self.affine))
 
     def run(self, y: Tensor, x: Tensor) -> StrictBuilder:
         """Runs the kernels in strict mode over poisoned planes."""
