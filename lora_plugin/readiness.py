@@ -87,7 +87,7 @@ class Readiness:
         self._staging = Staging(link)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lora-plugin-digest")
         self._flights: Flights[Version] = Flights()
-        self._prefetcher = Prefetcher(self.ensure)
+        self._prefetcher = Prefetcher(self._warm)
         self._ready: dict[str, Version] = {}
         self._asked: dict[str, Version] = {}
         self._releases: set[asyncio.Task[None]] = set()
@@ -145,6 +145,12 @@ class Readiness:
         """The version as it is sent to the engines."""
         path = str(self._catalog.path_of(version.name))
         return StageSpec(version.id, version.name, version.digest, path, version.packed_bytes)
+
+    async def _warm(self, name: str) -> None:
+        """As `ensure`, if no other adapter has to leave for it."""
+        version = await self._version(name)
+        if version.packed_bytes <= await self._link.room():
+            await self.ensure(name)
 
     async def _prepare(self, name: str) -> Version:
         try:

@@ -146,7 +146,12 @@ class Settings(BaseSettings):
     prefetch: bool = Field(
         True,
         description="Whether an adapter that appears while the server runs is checked and loaded at once, "
-        "instead of by its first request.",
+        "instead of by its first request; no other adapter leaves host memory for it.",
+    )
+    eviction: Literal["lru", "cost"] = Field(
+        "lru",
+        description="Which idle adapters leave host memory first: lru (least recently used), or cost (by "
+        "use, size and how long a reload takes).",
     )
     kernels: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",

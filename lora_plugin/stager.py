@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the staging of one adapter stands: neither packed nor refused means under way."""
+    """How the staging of one adapter stands: neither packed nor refused means under way.
+
+    Attributes:
+        packed: the adapter, once it is.
+        reason: why it is refused.
+        job: what was asked for.
+        seconds: how long the load took.
+    """
 
     packed: PackedAdapter | None = None
     reason: Reason | None = None
     job: Job | None = None
+    seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for RPC."""
@@ -62,7 +70,12 @@ class Outcome:
             return {"state": "failed", "reason": self.reason.to_dict()}
         if self.packed is None:
             return {"state": "staging"}
-        return {"state": "ready", "rank": self.packed.rank, "nbytes": self.packed.nbytes}
+        return {
+            "state": "ready",
+            "rank": self.packed.rank,
+            "nbytes": self.packed.nbytes,
+            "seconds": self.seconds,
+        }
 
 
 class Stager:
@@ -136,6 +149,8 @@ class Stager:
             if not self._is_current(job):
                 continue
             outcome = self._load(job)
+            seconds = time.monotonic() - started
+            outcome = replace(outcome, seconds=seconds)
             if self._is_current(job):
                 self._outcomes[job.adapter_id] = outcome
             if outcome.reason is not None:
@@ -146,7 +161,7 @@ class Stager:
                     job.name,
                     outcome.packed.rank,
                     outcome.packed.nbytes / 1e6,
-                    (time.monotonic() - started) * 1e3,
+                    seconds * 1e3,
                 )
 
     def _is_current(self, job: Job) -> bool:

@@ -52,6 +52,10 @@ class EngineLink(Protocol):
         """Starts to stage what is not, and says how each stands, by id. Never waits; may be repeated."""
         ...
 
+    async def room(self) -> int:
+        """Bytes of the host caches that are free in every engine."""
+        ...
+
     async def release(self, adapter_id: int) -> None:
         """The version is served no longer; may be repeated."""
         ...

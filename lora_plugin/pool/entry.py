@@ -16,7 +16,7 @@ class Host(StrEnum):
     WAITING = "waiting"
     """asked for, no room at the moment; ask again"""
     STAGING = "staging"
-    """the workers are reading it; its bytes count against the budget"""
+    """the workers are reading it"""
     READY = "ready"
     """packed in every worker's host cache: can be loaded"""
 
@@ -40,6 +40,9 @@ class Entry:
         leases: API server -> till when it is kept for the responses there.
         abort_at: when requests that still use it are to be ended.
         last_used: orders uses; larger is later.
+        uses: requests since its host copy was made.
+        load_seconds: how long that took.
+        worth: of the host copy, by the cache's policy.
         used_at: time of the last use, in seconds of the pool's clock.
         loads, evictions, hits: counted since the version became known.
     """
@@ -58,6 +61,9 @@ class Entry:
     leases: dict[str, float] = field(default_factory=dict)
     abort_at: float = float("inf")
     last_used: int = 0
+    uses: int = 0
+    load_seconds: float = 0.0
+    worth: float = 0.0
     used_at: float = 0.0
     loads: int = 0
     evictions: int = 0

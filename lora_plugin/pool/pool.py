@@ -20,6 +20,7 @@ from lora_plugin.pool.extents import ExtentAllocator, round_up
 from lora_plugin.pool.host import HostCache
 from lora_plugin.pool.journal import Cause, Journal
 from lora_plugin.pool.orders import Orders
+from lora_plugin.pool.policies import POLICIES
 from lora_plugin.pool.references import References
 from lora_plugin.pool.snapshot import adapter_view, extent_view
 from lora_plugin.pool.waits import Waits
@@ -35,6 +36,7 @@ class AdapterPool:
         slab_rows: the highest rank, rounded up to 8.
         host_budget_bytes: bytes of host memory for packed adapters, over all workers.
         clock: seconds, never going back.
+        eviction: which host copies go first, `lru` or `cost`.
         max_wait_seconds: once a request has waited for room on the device longer than this, it is its
             adapter's turn.
     """
@@ -46,6 +48,7 @@ class AdapterPool:
         host_budget_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         *,
+        eviction: str = "lru",
         max_wait_seconds: float = math.inf,
     ) -> None:
         self._clock = clock
@@ -54,7 +57,7 @@ class AdapterPool:
         self._retired: dict[int, Entry] = {}
         self._references = References()
         self._journal = Journal()
-        self._host = HostCache(host_budget_bytes)
+        self._host = HostCache(host_budget_bytes, POLICIES[eviction]())
         self._waits = Waits(max_wait_seconds)
         extents = ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE)
         self._device = Device(extents, self._journal, self._references.count)
@@ -62,7 +65,7 @@ class AdapterPool:
     def want(
         self, adapter_id: int, name: str, digest: str, path: str, nbytes: int, *, served: bool = True
     ) -> bool:
-        """Register a version for staging, evicting idle host copies for it.
+        """Register a version for staging. Idle host copies go for it only once it is staged.
 
         A retired version that is `served` again stays; one that a late request wants does not.
 
@@ -85,10 +88,12 @@ class AdapterPool:
         if entry.host in (Host.STAGING, Host.READY):
             return False
         entry.path, entry.nbytes = path, nbytes
-        return self._reserve(entry)
+        return self._begin(entry)
 
-    def staged(self, adapter_id: int, rows: int, nbytes: int) -> bool:
-        """Every worker has packed it: `rows` is its rank, `nbytes` its real size over all workers.
+    def staged(self, adapter_id: int, rows: int, nbytes: int, seconds: float = 0.0) -> bool:
+        """Every worker has packed it, in `seconds`: `rows` is its rank, `nbytes` its size over all workers.
+
+        Idle host copies leave for it.
 
         False if it cannot be kept: nobody wants it any more, or it became larger than the room there is
         (`Host.WAITING`). The workers are then told to forget it.
@@ -109,12 +114,17 @@ class AdapterPool:
         except AdapterRejected as error:
             self.failed(adapter_id, error.reason)
             raise
-        self._host.remove(entry)
-        entry.rows, entry.nbytes = round_up(rows, GRANULE), nbytes
-        if not self._reserve(entry):
+        self._host.unstage(entry)
+        entry.rows, entry.nbytes, entry.load_seconds = round_up(rows, GRANULE), nbytes, seconds
+        victims = self._host.victims(nbytes, self._evictable)
+        if victims is None:
+            entry.host = Host.WAITING
             self._journal.forget(adapter_id)
             return False
-        entry.host = Host.READY
+        for victim in victims:
+            self._forget(victim, Cause.HOST_ROOM)
+        entry.host, entry.uses = Host.READY, self._references.count(adapter_id)
+        self._host.add(entry)
         self._touch(entry)
         return True
 
@@ -124,7 +134,7 @@ class AdapterPool:
         if entry is None or entry.host is not Host.STAGING:
             return
         self._journal.failures[reason.code] += 1
-        self._host.remove(entry)
+        self._host.unstage(entry)
         self._journal.forget(adapter_id)
         self._delete(entry)
 
@@ -138,6 +148,7 @@ class AdapterPool:
             return False
         entry.hold_until = max(entry.hold_until, self._clock() + seconds)
         self._touch(entry)
+        self._host.touch(entry)
         return True
 
     def lease(self, client: str, adapter_id: int, seconds: float) -> bool:
@@ -181,7 +192,7 @@ class AdapterPool:
         return tuple(
             entry
             for entry in lost
-            if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._reserve(entry)
+            if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._begin(entry)
         )
 
     @property
@@ -203,7 +214,9 @@ class AdapterPool:
         self._journal.arrived(entry)
         if entry is not None:
             entry.hold_until = float("-inf")
+            entry.uses += 1
             self._touch(entry)
+            self._host.touch(entry)
 
     def release(self, request_id: str) -> None:
         """The request is finished; unknown ones are fine."""
@@ -211,6 +224,8 @@ class AdapterPool:
         adapter_id = self._references.release(request_id)
         if adapter_id is not None:
             self._device.end_use(adapter_id)
+            if (entry := self._entries.get(adapter_id)) is not None:
+                self._host.touch(entry)
             self._sweep()
 
     def begin_step(self, running: Mapping[str, int]) -> tuple[int, ...]:
@@ -312,6 +327,11 @@ class AdapterPool:
         """
         self._device.reset()
 
+    @property
+    def host_free(self) -> int:
+        """Bytes of the host cache that nobody has to leave for."""
+        return self._host.free
+
     def get(self, adapter_id: int) -> Entry | None:
         """What is known of a version; for reading only."""
         return self._entries.get(adapter_id)
@@ -352,7 +372,6 @@ class AdapterPool:
     def _touch(self, entry: Entry) -> None:
         self._uses += 1
         entry.last_used, entry.used_at = self._uses, self._clock()
-        self._host.touch(entry)
 
     def _busy(self, entry: Entry) -> bool:
         return entry.hold_until > self._clock() or self._in_use(entry)
@@ -365,21 +384,23 @@ class AdapterPool:
     def _evictable(self, entry: Entry) -> bool:
         return not entry.pinned and not self._busy(entry)
 
-    def _reserve(self, entry: Entry) -> bool:
-        """Make room in the host cache and take it for staging, else wait."""
-        victims = self._host.victims(entry.nbytes, self._evictable)
-        if victims is None:
+    def _begin(self, entry: Entry) -> bool:
+        """Have it staged if there is, or will be, room for it; else it waits."""
+        if not self._host.may_stage(entry.nbytes, self._evictable):
             entry.host = Host.WAITING
             return False
-        for victim in victims:
-            self._forget(victim, Cause.HOST_ROOM)
-        self._host.add(entry)
+        self._host.stage(entry)
         entry.host = Host.STAGING
         return True
 
     def _forget(self, entry: Entry, cause: Cause) -> None:
         self._device.drop(entry)
-        self._host.remove(entry)
+        if entry.host is Host.STAGING:
+            self._host.unstage(entry)
+        elif cause is Cause.HOST_ROOM:
+            self._host.evict(entry)
+        else:
+            self._host.remove(entry)
         entry.host = Host.ABSENT
         self._journal.forget(entry.adapter_id)
         self._journal.evicted(entry, cause)

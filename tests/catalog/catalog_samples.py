@@ -97,6 +97,7 @@ class MemoryLink:
         self.asked: list[StageSpec] = []
         self.started: list[int] = []
         self.released: list[int] = []
+        self.free = 1 << 30
         self.answer: Callable[[StageSpec], StageStatus | None] = lambda spec: None
         self.open = asyncio.Event()
         self.open.set()
@@ -104,6 +105,9 @@ class MemoryLink:
     async def stage(self, adapters: list[StageSpec]) -> dict[int, StageStatus]:
         await asyncio.sleep(0)
         return {spec.id: self._status(spec) for spec in adapters}
+
+    async def room(self) -> int:
+        return self.free
 
     async def release(self, adapter_id: int) -> None:
         self.released.append(adapter_id)

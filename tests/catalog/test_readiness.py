@@ -11,6 +11,7 @@ import pytest
 from catalog_samples import NAN, SETTLE, Bench, MemoryLink, write_adapter
 
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
+from lora_plugin.leases import Leases
 from lora_plugin.readiness import Readiness, StageSpec, StageStatus
 from lora_plugin.settings import Settings
 
@@ -307,3 +308,50 @@ async def test_prefetch_takes_what_comes_and_leaves_what_was_there(bench: Bench)
     await until(lambda: bench.state("bad") == bench.state("there1") == "rejected")
     assert bench.state("there0") == "listed"
     readiness.stop()
+
+
+async def test_prefetch_makes_nobody_leave(bench: Bench) -> None:
+    """In a full host cache an adapter that nobody asked for waits for its first request."""
+    link = MemoryLink()
+    link.free = 10
+    readiness = Readiness(bench.catalog, link, settings_of(bench))
+    readiness.start()
+    bench.settle()
+    write_adapter(bench.root / "a")
+    bench.settle()
+    await until(lambda: bench.catalog.find("a").version is not None)
+    await asyncio.sleep(0.02)
+    assert link.asked == []
+    assert (await readiness.ensure("a")).name == "a"
+    readiness.stop()
+
+
+async def test_what_responses_use_is_let_go_after_them(bench: Bench) -> None:
+    """Unless it is served again by then: its files came back."""
+    link, leases = MemoryLink(), Leases(NoEngines())
+    readiness = Readiness(bench.catalog, link, settings_of(bench, prefetch=False), leases.ended)
+    readiness.start()
+    write_adapter(bench.root / "a")
+    bench.settle()
+    version = await readiness.ensure("a")
+    first, second = leases.take(version.id), leases.take(version.id)
+    shutil.rmtree(bench.root / "a")
+    bench.settle()
+    first()
+    await asyncio.sleep(0.02)
+    assert link.released == []
+    write_adapter(bench.root / "a")
+    bench.settle()
+    assert await readiness.ensure("a") == version
+    second()
+    await asyncio.sleep(0.02)
+    assert link.released == []
+    shutil.rmtree(bench.root / "a")
+    bench.settle()
+    await until(lambda: link.released == [version.id])
+    readiness.stop()
+
+
+class NoEngines:
+    async def lease(self, client: str, adapter_ids: list[int], seconds: float) -> set[int]:
+        raise AssertionError("one engine request needs no lease there")

@@ -167,8 +167,61 @@ def test_host_room_comes_from_the_least_recently_used() -> None:
     pool.acquire("r", 1)
     pool.release("r")
     assert want(pool, 4)
+    assert pool.take_orders() == ()
+    assert pool.staged(4, 8, 10)
     assert pool.take_orders() == (Forget(2),)
-    assert ready(pool) == {1, 3}
+    assert ready(pool) == {1, 3, 4}
+
+
+def test_one_that_is_refused_while_it_is_read_costs_no_other_its_copy() -> None:
+    pool = make(budget=20, a1=8, a2=8)
+    assert want(pool, 3)
+    assert not want(pool, 4), "beyond the budget, one at a time"
+    pool.failed(3, Reason(Code.NOT_FINITE, "NaN"))
+    assert ready(pool) == {1, 2}
+    assert pool.take_orders() == (Forget(3),)
+    assert want(pool, 4)
+    assert pool.host_free == -10
+
+
+def test_the_cost_of_a_reload_decides_where_it_is_the_policy() -> None:
+    """Equal use: the one whose bytes are back the soonest goes; used more, or the only one left, it stays."""
+    pool = AdapterPool(1, 8, 40, Clock(), eviction="cost")
+    for adapter_id, nbytes, seconds in ((1, 10, 1.0), (2, 10, 0.1), (3, 20, 1.0)):
+        want(pool, adapter_id, nbytes)
+        pool.staged(adapter_id, 8, nbytes, seconds)
+    for number in range(8):
+        pool.acquire(f"r{number}", 1)
+        pool.release(f"r{number}")
+    want(pool, 4, 10)
+    pool.staged(4, 8, 10, 1.0)
+    assert ready(pool) == {1, 3, 4}
+    want(pool, 5, 10)
+    pool.staged(5, 8, 10, 1.0)
+    assert ready(pool) == {1, 4, 5}
+
+
+def test_a_copy_that_is_worth_the_same_as_before_goes_once() -> None:
+    pool = AdapterPool(1, 8, 20, Clock(), eviction="cost")
+    stage(pool, 1)
+    for _ in range(3):
+        pool.hold(1, 0)
+    want(pool, 2, 20)
+    assert pool.staged(2, 8, 20)
+    assert pool.take_orders() == (Forget(1),)
+
+
+def test_what_was_used_a_lot_long_ago_goes_in_the_end() -> None:
+    pool = AdapterPool(1, 8, 20, Clock(), eviction="cost")
+    want(pool, 1)
+    pool.staged(1, 8, 10, 1.0)
+    for number in range(5):
+        pool.acquire(f"r{number}", 1)
+        pool.release(f"r{number}")
+    for adapter_id in range(2, 12):
+        want(pool, adapter_id)
+        pool.staged(adapter_id, 8, 10, 1.0)
+    assert 1 not in ready(pool)
 
 
 def test_forgetting_takes_an_idle_adapter_off_the_device_first() -> None:
@@ -176,6 +229,7 @@ def test_forgetting_takes_an_idle_adapter_off_the_device_first() -> None:
     admit(pool, 1)
     admit(pool)
     assert want(pool, 2)
+    assert pool.staged(2, 8, 10)
     assert pool.take_orders() == (Load(1, 0), Drop(1), Forget(1))
 
 

@@ -72,7 +72,7 @@ class Server:
         command = [str(Path(sys.executable).with_name("vllm")), "serve", str(self.model)]
         command += ["--served-model-name", BASE, "--port", str(self.port), "--host", "127.0.0.1"]
         command += ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "32", *self.flags]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 env={**os.environ, **_QUIET, **settings, **self.env},
@@ -92,6 +92,12 @@ class Server:
             self.process.wait(20)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def kill(self) -> None:
+        """End it as a crash does, and everything it started."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
     @property

@@ -52,6 +52,7 @@ class EngineAdapters:
         self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
             "layout": lambda _: self._executor.collective_rpc(rpc.layout)[0],
             "stage": self._stage,
+            "room": lambda _: self._pool.host_free,
             "lease": self._lease,
             "drain": lambda p: self._pool.drain(p["name"], p["seconds"]),
             "release": lambda p: self._pool.retire(int(p["id"])),
@@ -153,7 +154,12 @@ class EngineAdapters:
         elif all(o["state"] == "ready" for o in outcomes):
             self._staging.discard(adapter_id)
             try:
-                self._pool.staged(adapter_id, outcomes[0]["rank"], sum(o["nbytes"] for o in outcomes))
+                self._pool.staged(
+                    adapter_id,
+                    outcomes[0]["rank"],
+                    sum(o["nbytes"] for o in outcomes),
+                    max(o["seconds"] for o in outcomes),
+                )
             except AdapterRejected as error:
                 self._fail(adapter_id, error.reason)
 

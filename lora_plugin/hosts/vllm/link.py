@@ -49,6 +49,10 @@ class EngineLink:
         """The version is served no longer: let it go when its last request ends."""
         await self._call("release", {"id": adapter_id})
 
+    async def room(self) -> int:
+        """Bytes of host memory that are free in every engine."""
+        return int(min(await self._call("room", {})))
+
     async def lease(self, client: str, adapter_ids: list[int], seconds: float) -> set[int]:
         """Keep ready versions for the responses of an API server; returns those that every engine keeps."""
         payload = {"client": client, "ids": adapter_ids, "seconds": seconds}

@@ -36,7 +36,11 @@ class LoraSchedulerMixin:
         slabs, slab_rows = arena_shape(lora_config)
         settings = required_settings()
         self.pool = AdapterPool(
-            slabs, slab_rows, int(settings.host_memory), max_wait_seconds=settings.max_wait_seconds
+            slabs,
+            slab_rows,
+            int(settings.host_memory),
+            eviction=settings.eviction,
+            max_wait_seconds=settings.max_wait_seconds,
         )
         self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool)  # type: ignore[attr-defined]
         self._lost: dict[str, Reason] = {}
