@@ -44,8 +44,8 @@ def select_adapter(request: Request) -> Selection | None:
     """Which adapter a request names. First result.
 
     Called once per request, before the name is looked up. None: another way of naming decides; when all say
-    None, `request.model` is looked up as it is, and a name that nobody knows is a 404. Where no other plugin
-    answers, the built-in ways are all asked: two that name different adapters are a 400.
+    None, the request is for the base model if `request.model` is one of its names or empty, else a 404. Where
+    no other plugin answers, the built-in ways are all asked: two that name different adapters are a 400.
     """
 
 

@@ -35,17 +35,36 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """An adapter of a composition.
+
+    Attributes:
+        adapter: its name, to be looked up in the catalog.
+        version: as in `Selection`.
+        weight: the factor of what it adds.
+    """
+
+    adapter: str
+    version: str | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The adapter that a request names.
 
     Attributes:
-        adapter: its name, to be looked up in the catalog; None for the base model.
+        adapter: its name, to be looked up among aliases, compositions and the catalog; None for the base
+            model.
         version: a prefix of the version that is wanted, at least 7 hexadecimal digits; None for the one
             served.
+        parts: adapters to be served together as one, which is then called `adapter`; empty for one that has
+            its own folder.
     """
 
     adapter: str | None
     version: str | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,5 +18,5 @@ def check_access(hooks: HookManager, request: Request, adapter: str) -> None:
     if refusal is None:
         return
     if refusal.status == 404:
-        raise AdapterNotFound(Code.NOT_FOUND, f"there is no adapter named {adapter[:100]!r}")
+        raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {adapter[:100]!r}")
     raise Refused(refusal.message, refusal.status)

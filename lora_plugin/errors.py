@@ -51,6 +51,8 @@ class Code(StrEnum):
     FETCH_FAILED = "fetch-failed"
     # Requests and operations
     NOT_FOUND = "not-found"
+    NAME_CONFLICT = "name-conflict"
+    ROUTING_INVALID = "routing-invalid"
     NOT_READY = "not-ready"
     UNLOADED = "unloaded"
     IN_USE = "in-use"

@@ -10,7 +10,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -90,6 +90,12 @@ class Metrics:
         self._rejections = Counter(
             f"{PREFIX}_rejections", "Refusals by code", ["code"], registry=self.registry
         )
+        self._routing_files = Gauge(
+            f"{PREFIX}_routing_file_valid",
+            "1 when the present content of a routing file is what is gone by",
+            ["file"],
+            registry=self.registry,
+        )
         self._labels = BoundedLabels()
         self._snapshots = SnapshotCollector()
         self.registry.register(self._snapshots)
@@ -101,6 +107,10 @@ class Metrics:
     def count_rejection(self, code: Code) -> None:
         """One folder or request refused."""
         self._rejections.labels(code.value).inc()
+
+    def note_routing_file(self, name: str, *, valid: bool) -> None:
+        """How a routing file stands."""
+        self._routing_files.labels(name).set(valid)
 
     def update(self, snapshot: Snapshot | None) -> None:
         """Sets what the next `render` shows; None: the engines did not answer."""

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from pydantic import SecretStr
 
-from lora_plugin.access import check_access
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.bridge import LoopBridge
 from lora_plugin.admin.callers import Tokens
-from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.admin.tls import server_context
@@ -23,18 +22,21 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState, Version
 from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError, Unavailable
 from lora_plugin.events import Event, EventKind
-from lora_plugin.hooks import Request
+from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
 from lora_plugin.leases import Leases
 from lora_plugin.loads import Loads
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
+from lora_plugin.routing.chooser import Chooser
+from lora_plugin.routing.files import RoutingFiles
+from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import RequestScope
 from lora_plugin.setting_rows import setting_rows
 from lora_plugin.settings import Settings, is_loopback
 from lora_plugin.sources.requested import RequestedAdapters
-from lora_plugin.views import Residents, pool_view
+from lora_plugin.views import Residents, pool_view, routing_view
 from lora_plugin.watcher import Watcher
 
 logger = logging.getLogger("lora_plugin")
@@ -91,11 +93,21 @@ class Service:
         self._settings = settings
         self._engines = engines
         self._hooks = hooks
-        self._catalog = Catalog.from_settings(settings, layout, base_models)
-        self._watcher = Watcher(self._catalog, settings)
+        self._catalog = Catalog.from_settings(settings, layout, {*base_models, BASE})
+        self._files = RoutingFiles(settings.adapter_dir, base_models, settle_seconds=settings.settle_seconds)
+        self._watcher = Watcher(self._catalog, settings, look=self._look_at_files)
         self._leases = Leases(engines)
         self._readiness = Readiness(self._catalog, engines, settings, self._leases.ended)
         self._requested = RequestedAdapters(self._catalog, hooks, settings)
+        self.chooser = Chooser(
+            Router(hooks, self._files, base_models),
+            hooks,
+            self._catalog,
+            engines,
+            self._leases,
+            self.select,
+            log_level=logging.INFO if settings.log_requests else logging.DEBUG,
+        )
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
         self._admin: AdminServer | None = None
@@ -112,6 +124,7 @@ class Service:
         self._catalog.events.subscribe(self._follow)
         if self._with_admin:
             self._admin = self._open_admin(self._loop)
+        await asyncio.to_thread(self._look_at_files, at_once=True)
         self._watcher.start()
         await asyncio.to_thread(self._requested.clean)
         await asyncio.to_thread(self._watcher.first_scan, _FIRST_SCAN_SECONDS)
@@ -137,21 +150,13 @@ class Service:
     # What requests need
 
     def serves(self, name: str) -> bool:
-        """Whether an adapter is served under the name."""
+        """Whether an adapter is served under the name, or it is an alias or a composition."""
         adapter = self._catalog.get(name)
-        return adapter is not None and adapter.state is AdapterState.LISTED
+        return (adapter is not None and adapter.state is AdapterState.LISTED) or name in self._files.names
 
     def names(self) -> list[str]:
-        """The names served, sorted."""
-        return [adapter.name for adapter in self._catalog.listed()]
-
-    def authorize(self, request: Request, name: str) -> None:
-        """Raises where a plugin does not let the request have the adapter; see `check_access`."""
-        check_access(self._hooks, request, name)
-
-    def check(self, name: str) -> None:
-        """Raises what a request for the name would get, without loading anything."""
-        self._catalog.find(name)
+        """The names served, aliases and compositions among them, sorted."""
+        return sorted({adapter.name for adapter in self._catalog.listed()} | self._files.names)
 
     async def select(self, name: str, scope: RequestScope, *, several: bool = False) -> StageSpec:
         """The version that a request for the name gets, once it is ready in every engine.
@@ -253,11 +258,20 @@ class Service:
     async def pool(self) -> PoolView:
         return pool_view(await self._engines.snapshots())
 
+    async def routing(self) -> RoutingView:
+        return routing_view(self._files)
+
     async def config(self) -> list[SettingView]:
         return [SettingView(**row._asdict()) for row in setting_rows(os.environ)]
 
     async def ready(self) -> bool:
         return self._scanned
+
+    def _look_at_files(self, *, at_once: bool = False) -> float | None:
+        wait = self._files.look(at_once=at_once)
+        for file in self._files.all:
+            self._metrics.note_routing_file(file.name, valid=file.reason is None)
+        return wait
 
     def _follow(self, event: Event) -> None:
         """Called on the catalog's threads, after every transition."""

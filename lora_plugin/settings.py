@@ -165,6 +165,11 @@ class Settings(BaseSettings):
         (),
         description="Plugins that are not loaded, comma between them; built-in ones too.",
     )
+    log_requests: bool = Field(
+        False,
+        description="Whether the log line of a request (what it asked for and got, how long it waited) is at "
+        "level INFO, instead of DEBUG.",
+    )
     admin_host: str = Field(
         "127.0.0.1",
         description="Address of the admin endpoint; one that others can reach needs a token.",

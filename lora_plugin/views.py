@@ -7,14 +7,20 @@ from typing import Any
 
 from lora_plugin.admin.models import (
     AdapterView,
+    AliasView,
+    CompositionView,
     EngineView,
     ExtentView,
     PoolCounters,
     PoolView,
     ReasonView,
     Residency,
+    RoutingFileView,
+    RoutingView,
+    TargetView,
 )
 from lora_plugin.entry import Adapter
+from lora_plugin.routing.files import RoutingFiles
 
 Snapshot = dict[str, Any]
 
@@ -56,6 +62,42 @@ class Residents:
             listed_at=adapter.listed_at,
             last_used_seconds_ago=min(ages, default=None),
         )
+
+
+def routing_view(files: RoutingFiles) -> RoutingView:
+    """The names that are no folders."""
+    return RoutingView(
+        aliases=tuple(
+            AliasView(
+                name=alias.name,
+                targets=tuple(
+                    TargetView(adapter=target.adapter, version=target.version, weight=weight)
+                    for target, weight in alias.targets
+                ),
+                sticky=alias.sticky,
+                fallback=alias.fallback,
+            )
+            for alias in files.aliases.value.values()
+        ),
+        compositions=tuple(
+            CompositionView(
+                name=name,
+                parts=tuple(
+                    TargetView(adapter=part.adapter, version=part.version, weight=part.weight)
+                    for part in parts
+                ),
+            )
+            for name, parts in files.compositions.value.items()
+        ),
+        files=tuple(
+            RoutingFileView(
+                name=file.name,
+                entries=len(file.value),
+                reason=None if file.reason is None else ReasonView.of(file.reason),
+            )
+            for file in files.all
+        ),
+    )
 
 
 def pool_view(snapshots: Sequence[Snapshot]) -> PoolView:

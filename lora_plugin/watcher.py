@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from lora_plugin.catalog import Catalog
 from lora_plugin.observation import Observation
@@ -27,10 +28,15 @@ class Watcher:
     Args:
         catalog: what is scanned.
         settings: the operator's: `watch`, `rescan_seconds`, `settle_seconds`.
+        look: looks at other files of the directory with every scan, and says after how many seconds it wants
+            to do so again.
     """
 
-    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+    def __init__(
+        self, catalog: Catalog, settings: Settings, look: Callable[[], float | None] = lambda: None
+    ) -> None:
         self._catalog = catalog
+        self._look = look
         self._settling_seconds = max(_SETTLING_SECONDS, 3 * settings.settle_seconds)
         self._condition = threading.Condition()
         self._dirty: set[str] = set()
@@ -107,7 +113,8 @@ class Watcher:
         full = renewed or time.monotonic() >= self._next_rescan
         if full:
             self._next_rescan = time.monotonic() + self._interval
-        self._note_scan(self._catalog.scan(None if full else dirty), full=full)
+        waits = (self._catalog.scan(None if full else dirty), self._look())
+        self._note_scan(min((wait for wait in waits if wait is not None), default=None), full=full)
 
     def _observe(self) -> bool:
         """Whether the observation began anew, or ended: what changed until now may have made no event."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lora_plugin.hooks.builtin import kernels
+from lora_plugin.hooks.builtin import kernels, naming
 
-BUILTIN: Mapping[str, object] = {"kernels": kernels}
+BUILTIN: Mapping[str, object] = {**naming.WAYS, "kernels": kernels}
 """By name, in the order in which they are asked."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.errors import Code, Unavailable
 
@@ -53,6 +53,9 @@ class LoopBridge:
 
     async def pool(self) -> PoolView:
         return await self._run(self._operations.pool())
+
+    async def routing(self) -> RoutingView:
+        return await self._run(self._operations.routing())
 
     async def config(self) -> list[SettingView]:
         return await self._run(self._operations.config())

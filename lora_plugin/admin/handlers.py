@@ -8,7 +8,15 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from lora_plugin.admin.inputs import parse_body, parse_query
-from lora_plugin.admin.models import AdapterPage, AdapterView, ConfigView, HealthView, LoadBody, PoolView
+from lora_plugin.admin.models import (
+    AdapterPage,
+    AdapterView,
+    ConfigView,
+    HealthView,
+    LoadBody,
+    PoolView,
+    RoutingView,
+)
 from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.admin.queries import ListQuery, LoadQuery
 from lora_plugin.errors import Code, LoraPluginError, Unavailable
@@ -62,6 +70,10 @@ async def load_adapter(request: web.Request) -> web.Response:
 
 async def show_config(request: web.Request) -> ConfigView:
     return ConfigView(settings=tuple(await request.app[OPERATIONS].config()))
+
+
+async def show_routing(request: web.Request) -> RoutingView:
+    return await request.app[OPERATIONS].routing()
 
 
 async def show_pool(request: web.Request) -> PoolView:

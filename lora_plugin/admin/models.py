@@ -158,6 +158,46 @@ class LoadBody(View):
     source: HubSource | None = None
 
 
+class TargetView(View):
+    """What an alias stands for, or a part of a composition."""
+
+    adapter: str | None = Field(description="null: the base model")
+    version: str | None = Field(default=None, description="how the version begins; null: the one served")
+    weight: float = Field(description="share of the requests, or factor of what it adds")
+
+
+class AliasView(View):
+    """One alias."""
+
+    name: str
+    targets: tuple[TargetView, ...]
+    sticky: str | None = Field(default=None, description="the header that a choice sticks to")
+    fallback: bool = Field(description="whether the base model answers when a target cannot be served")
+
+
+class CompositionView(View):
+    """One named composition."""
+
+    name: str
+    parts: tuple[TargetView, ...]
+
+
+class RoutingFileView(View):
+    """A routing file, as this process knows it."""
+
+    name: str
+    entries: int = Field(ge=0, description="in its last good content")
+    reason: ReasonView | None = Field(default=None, description="what is wrong with its present content")
+
+
+class RoutingView(View):
+    """The names that are no folders."""
+
+    aliases: tuple[AliasView, ...]
+    compositions: tuple[CompositionView, ...]
+    files: tuple[RoutingFileView, ...]
+
+
 class HealthView(View):
     """The answer of a ready endpoint."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from lora_plugin.admin.models import AdapterView, HubSource, PoolView, SettingView
+from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 
 
 class Load(Enum):
@@ -64,6 +64,10 @@ class Operations(Protocol):
 
     async def pool(self) -> PoolView:
         """The pools of all engines."""
+        ...
+
+    async def routing(self) -> RoutingView:
+        """Aliases, compositions, and how their files stand."""
         ...
 
     async def config(self) -> list[SettingView]:

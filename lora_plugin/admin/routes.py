@@ -16,6 +16,7 @@ from lora_plugin.admin.models import (
     LoadBody,
     PoolView,
     RouteView,
+    RoutingView,
 )
 from lora_plugin.admin.openapi import document
 from lora_plugin.admin.queries import EventsQuery, ListQuery, LoadQuery
@@ -115,6 +116,14 @@ ROUTES: tuple[Route, ...] = (
         "stop serving it until its files change; the files stay",
     ),
     Route("GET", "/v1/pool", "show_pool", handlers.show_pool, PoolView, "slabs, extents and host memory"),
+    Route(
+        "GET",
+        "/v1/routing",
+        "show_routing",
+        handlers.show_routing,
+        RoutingView,
+        "aliases and compositions, and what is wrong with their files",
+    ),
     Route(
         "GET",
         "/v1/events",

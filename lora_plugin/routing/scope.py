@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.staging import StageSpec
 
 logger = logging.getLogger("lora_plugin")
@@ -19,8 +20,6 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 HEADER = "X-LoRA-Adapter"
-BASE = "base"
-"""Stands for the base model, in the header and wherever a request names an adapter."""
 _VERSION_DIGITS = 12
 
 
@@ -30,9 +29,11 @@ class Chosen:
 
     Attributes:
         spec: the version; None for the base model.
+        asked: what the client said.
     """
 
     spec: StageSpec | None
+    asked: str = BASE
 
     @property
     def label(self) -> str:

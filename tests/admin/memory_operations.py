@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lora_plugin.admin.models import (
     AdapterView,
+    AliasView,
+    CompositionView,
     EngineView,
     ExtentView,
     HubSource,
@@ -11,7 +13,10 @@ from lora_plugin.admin.models import (
     PoolView,
     ReasonView,
     Residency,
+    RoutingFileView,
+    RoutingView,
     SettingView,
+    TargetView,
 )
 from lora_plugin.admin.operations import Load
 from lora_plugin.entry import AdapterState
@@ -127,6 +132,15 @@ class MemoryOperations:
     async def pool(self) -> PoolView:
         self._fail()
         return PoolView(engines=self.engines)
+
+    async def routing(self) -> RoutingView:
+        self._fail()
+        target = TargetView(adapter="sql", weight=1.0)
+        return RoutingView(
+            aliases=(AliasView(name="prod", targets=(target,), fallback=False),),
+            compositions=(CompositionView(name="mix", parts=(target, target)),),
+            files=(RoutingFileView(name="aliases.yaml", entries=1),),
+        )
 
     async def config(self) -> list[SettingView]:
         self._fail()

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from lora_plugin.errors import HostIncompatible
-from lora_plugin.hosts.vllm import app, config, engine, lost, runner, scheduler, server
+from lora_plugin.hosts.vllm import app, config, engine, incoming, lost, runner, scheduler, server
 from lora_plugin.hosts.vllm.seams import Seam, apply_all
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
 
@@ -75,28 +75,28 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         _SERVING,
         "BaseServing._check_model",
-        server.check_model,
+        incoming.check_model,
         ("self", "request"),
         "a request's model becomes a version that is ready",
     ),
     Seam(
         _SERVING,
         "BaseServing._maybe_get_adapters",
-        server.maybe_get_adapters,
+        incoming.maybe_get_adapters,
         ("self", "request"),
         "the version that was selected, not the newest",
     ),
     Seam(
         _SERVING,
         "BaseServing._get_active_default_mm_loras",
-        server.no_default_mm_loras,
+        incoming.no_default_mm_loras,
         ("self", "request"),
         "hands base-model requests to an adapter named like a content part",
     ),
     Seam(
         _POOLING,
         "PoolingBaseServing._check_model",
-        server.check_pooling_model,
+        incoming.check_pooling_model,
         ("self", "request"),
         "its answer is ignored by its caller",
     ),

@@ -1,0 +1,29 @@
+"""An older version of an adapter that the engines still hold for requests that run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lora_plugin.staging import StageSpec
+
+
+def find_held(snapshots: Sequence[dict[str, Any]], name: str, prefix: str, path: str) -> StageSpec | None:
+    """The version that every engine has ready; None where there is none.
+
+    Args:
+        snapshots: of every engine's pool.
+        name: the adapter.
+        prefix: how the version begins.
+        path: the adapter's folder.
+    """
+    ready = [
+        {
+            int(copy["id"]): StageSpec(int(copy["id"]), name, copy["digest"], path, copy["nbytes"])
+            for copy in snapshot["adapters"]
+            if copy["name"] == name and copy["host"] == "ready" and copy["digest"].startswith(prefix)
+        }
+        for snapshot in snapshots
+    ]
+    everywhere = set.intersection(*map(set, ready)) if ready else set()
+    return ready[0][min(everywhere)] if everywhere else None
