@@ -22,6 +22,7 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState, Version
 from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError, Unavailable
 from lora_plugin.events import Event, EventKind
+from lora_plugin.hooks import Part
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
@@ -30,6 +31,7 @@ from lora_plugin.loads import Loads
 from lora_plugin.metrics import Metrics
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
 from lora_plugin.routing.chooser import Chooser
+from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import RequestScope
@@ -45,6 +47,9 @@ _FIRST_SCAN_SECONDS = 30.0
 _CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
 _MAY_PIN = frozenset({EventKind.LISTED, EventKind.UPDATED, EventKind.PINNED})
+
+_COMPOSED = "(composition)"
+"""Counts the requests for compositions that clients spelled: their text is no label."""
 
 Fetch = Callable[[str, HubSource], Awaitable[None]]
 """Puts an adapter from elsewhere into the watched directory, under the name; raises Forbidden."""
@@ -98,6 +103,13 @@ class Service:
         self._watcher = Watcher(self._catalog, settings, look=self._look_at_files)
         self._leases = Leases(engines)
         self._readiness = Readiness(self._catalog, engines, settings, self._leases.ended)
+        self._composer = Composer(
+            self._catalog,
+            engines,
+            self._leases.ended,
+            max_rank=layout.max_rank,
+            timeout=settings.load_timeout_seconds,
+        )
         self._requested = RequestedAdapters(self._catalog, hooks, settings)
         self.chooser = Chooser(
             Router(hooks, self._files, base_models),
@@ -105,7 +117,7 @@ class Service:
             self._catalog,
             engines,
             self._leases,
-            self.select,
+            self,
             log_level=logging.INFO if settings.log_requests else logging.DEBUG,
         )
         self._with_admin = with_admin and settings.admin_port != 0
@@ -142,6 +154,7 @@ class Service:
         self._watcher.stop()
         self._loads.stop()
         self._readiness.stop()
+        self._composer.stop()
         self._leases.stop()
         if self._admin is not None:
             self._admin.stop()
@@ -187,7 +200,17 @@ class Service:
         self._metrics.count_request(name)
         return self._readiness.spec(version)
 
-    async def _lease(self, version: Version, scope: RequestScope, several: bool) -> None:
+    async def compose(
+        self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool = False
+    ) -> StageSpec:
+        """The same for adapters that are served together as one; raises as `Composer.ensure`."""
+        spec = await self._composer.ensure(name, parts, confirm=several)
+        if scope.path:
+            await self._lease(spec, scope, several)
+        self._metrics.count_request(name if name in self._files.compositions.value else _COMPOSED)
+        return spec
+
+    async def _lease(self, version: Version | StageSpec, scope: RequestScope, several: bool) -> None:
         scope.on_end(self._leases.take(version.id))
         if several:
             end = await self._leases.keep(version.id)

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from lora_plugin.adapter.join import join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.composition import parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
 
@@ -38,7 +40,7 @@ class Job:
     Attributes:
         adapter_id: under which id it is asked for.
         name: its name, for logs and errors.
-        path: its folder.
+        path: its folder, or a composition's parts.
         digest: the version that it must be; empty when any content will do.
     """
 
@@ -170,18 +172,8 @@ class Stager:
         return outcome is not None and outcome.job is job
 
     def _load(self, job: Job) -> Outcome:
-        folder = Path(job.path)
         try:
-            packed = self._loader(
-                folder.parent,
-                folder.name,
-                self._layout,
-                job.digest or None,
-                self._max_bytes,
-                pin=self._pin,
-                # No digest: named by the operator's own code (offline), not by the catalog.
-                trusted=not job.digest,
-            )
+            packed = self._pack(job)
         except LoraPluginError as error:
             return Outcome(reason=error.reason)
         except Exception as error:
@@ -192,6 +184,26 @@ class Stager:
             )
             return Outcome(reason=reason)
         return Outcome(packed=packed)
+
+    def _pack(self, job: Job) -> PackedAdapter:
+        parts = parts_of(job.path) if job.digest else ()
+        if not parts:
+            return self._read(job.path, job.digest, pin=self._pin)
+        packed = [self._read(part.path, part.digest, factor=part.weight) for part in parts]
+        return join(packed, pin=self._pin)
+
+    def _read(self, path: str, digest: str, **options: Any) -> PackedAdapter:
+        folder = Path(path)
+        return self._loader(
+            folder.parent,
+            folder.name,
+            self._layout,
+            digest or None,
+            self._max_bytes,
+            # No digest: named by the operator's own code (offline), not by the catalog.
+            trusted=not digest,
+            **options,
+        )
 
 
 def _leave_the_engine_alone() -> None:

@@ -21,7 +21,7 @@ class StageSpec:
         id: the `lora_int_id`.
         name: the adapter.
         digest: the version's content; a stager that reads anything else fails with CHANGED.
-        path: the adapter's folder.
+        path: the adapter's folder; of a composition, its parts (`composition.py`).
         nbytes: bytes once packed, on one rank: an estimate for the host cache.
     """
 

@@ -18,6 +18,7 @@ from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
 from lora_plugin.adapter.inspection import Head, all_tensors, read_config, read_heads
 from lora_plugin.adapter.matching import match
 from lora_plugin.adapter.pack import PackedAdapter, Packer
+from lora_plugin.adapter.plan import scaled
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 
@@ -48,6 +49,7 @@ def load(
     pin: bool = False,
     *,
     trusted: bool = False,
+    factor: float = 1.0,
 ) -> PackedAdapter:
     """Read the whole adapter and pack this rank's part of it.
 
@@ -59,6 +61,7 @@ def load(
         max_bytes: a larger adapter is refused unread.
         pin: whether the slab is page-locked.
         trusted: see the module.
+        factor: of what it adds, as a part of a composition.
 
     Raises:
         AdapterNotFound: there is no such folder.
@@ -68,7 +71,7 @@ def load(
     seen = snapshot(root, name, max_bytes, trusted=trusted)
     config = read_config(seen)
     heads = read_heads(seen)
-    plan = match(all_tensors(seen, heads), layout, config)
+    plan = scaled(match(all_tensors(seen, heads), layout, config), factor)
     packer = Packer(plan, layout, pin=pin)
     digest = ContentDigest(config.canonical)
     try:

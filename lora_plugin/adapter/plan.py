@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lora_plugin.adapter.checkpoint import TensorInfo
 
@@ -58,3 +58,17 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     nbytes: int
     warnings: tuple[str, ...]
+
+
+def scaled(plan: Plan, factor: float) -> Plan:
+    """The plan of an adapter that adds `factor` times as much."""
+    if factor == 1:
+        return plan
+    layers = tuple(
+        replace(
+            layer,
+            slices=tuple(part and replace(part, scale=part.scale * factor) for part in layer.slices),
+        )
+        for layer in plan.layers
+    )
+    return replace(plan, layers=layers)

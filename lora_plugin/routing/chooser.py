@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from lora_plugin.access import check_access
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Version
-from lora_plugin.errors import AdapterNotFound, AdapterRejected, BadRequest, Code, Unavailable
+from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Unavailable
 from lora_plugin.hooks.manager import HookManager
-from lora_plugin.hooks.types import Request
+from lora_plugin.hooks.types import Part, Request
 from lora_plugin.leases import Leases
 from lora_plugin.routing.held import find_held
 from lora_plugin.routing.router import Route, Router
@@ -30,10 +30,14 @@ class Engines(Protocol):
     async def snapshots(self) -> list[dict[str, Any]]: ...
 
 
-class Select(Protocol):
-    """How a served version is made ready."""
+class Versions(Protocol):
+    """How what is served now is made ready, and leased until the response has ended."""
 
-    async def __call__(self, name: str, scope: RequestScope, *, several: bool) -> StageSpec: ...
+    async def select(self, name: str, scope: RequestScope, *, several: bool) -> StageSpec: ...
+
+    async def compose(
+        self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool
+    ) -> StageSpec: ...
 
 
 class Chooser:
@@ -45,7 +49,7 @@ class Chooser:
         catalog: the names.
         engines: where older versions may still be.
         leases: keep versions until a response has ended.
-        select: makes an adapter's served version ready, and leases it; see `Service.select`.
+        versions: makes what is served ready.
         log_level: of the line for each request.
     """
 
@@ -56,7 +60,7 @@ class Chooser:
         catalog: Catalog,
         engines: Engines,
         leases: Leases,
-        select: Select,
+        versions: Versions,
         *,
         log_level: int = logging.DEBUG,
     ) -> None:
@@ -65,7 +69,7 @@ class Chooser:
         self._catalog = catalog
         self._engines = engines
         self._leases = leases
-        self._select = select
+        self._versions = versions
         self._log_level = log_level
 
     async def choose(self, request: Request, scope: RequestScope, *, several: bool = False) -> Chosen:
@@ -77,7 +81,7 @@ class Chooser:
             several: the response takes several engine requests, one after the other.
 
         Raises:
-            BadRequest: it names two adapters.
+            BadRequest: it names two adapters, or a composition that is too large.
             Refused: a plugin does not let it have the adapter.
             AdapterNotFound: nothing is served under the name, or not the version.
             AdapterRejected: with the stored reason.
@@ -112,14 +116,14 @@ class Chooser:
         if route.adapter is None:
             return None
         if route.parts:
-            raise BadRequest(Code.FEATURE_UNSUPPORTED, "compositions are not served")
+            return await self._versions.compose(route.adapter, route.parts, scope, several=several)
         if route.version is None:
-            return await self._select(route.adapter, scope, several=several)
+            return await self._versions.select(route.adapter, scope, several=several)
         served = self._catalog.find(route.adapter).version
         if served is None:
             served = await asyncio.to_thread(self._catalog.version_of, route.adapter)
         if served.digest.startswith(route.version):
-            spec = await self._select(route.adapter, scope, several=several)
+            spec = await self._versions.select(route.adapter, scope, several=several)
             # It may have been updated while it was waited for.
             if spec.digest.startswith(route.version):
                 return spec

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from server import BASE, Server, completion_request
+from tiny import compose, logprobs
 
 FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "32")
 NAMES = ("alpha", "beta")
@@ -244,3 +245,43 @@ def test_an_older_version_is_served_as_long_as_it_is_held(
         20,
         "the old version to be gone",
     )
+
+
+def test_a_composition_is_pefts(
+    server: Server,
+    model: Path,
+    sources: dict[str, Path],
+    prompt: list[int],
+    tmp_path: Path,
+    http: httpx.Client,
+) -> None:
+    """Named or spelled, in one batch with its parts and the base model; a new part is a new version."""
+    (server.adapters / "compositions.yaml").write_text("mix: {alpha: 0.7, beta: -0.5}\n")
+    server.wait_listed("mix")
+    folder = compose(model, {sources["alpha"]: 0.7, sources["beta"]: -0.5}, tmp_path)
+    for name in ("mix", "alpha*0.7+beta*-0.5"):
+        answer = server.complete(name, prompt)
+        assert answer.logprobs == pytest.approx(logprobs(model, folder, prompt, answer.output), abs=2e-4)
+    names = ["mix", "alpha", BASE, "beta*-0.5+alpha*0.7", "beta"] * 2
+    alone = [server.complete(name, prompt).output for name in names]
+
+    async def together() -> list[list[int]]:
+        answers = await asyncio.gather(*(server.complete_async(name, prompt) for name in names))
+        return [answer.output for answer in answers]
+
+    assert asyncio.run(together()) == alone
+    label = ask(http, prompt, model="mix").headers["x-lora-adapter"]
+    assert label.startswith("mix@")
+    pool = server.admin("/v1/pool")[1]["engines"][0]["extents"]
+    assert "mix" in {extent["adapter"] for extent in pool}
+    (server.adapters / "compositions.yaml").write_text("mix: alpha+beta\n")
+    server.wait_for(
+        lambda: ask(http, prompt, model="mix").headers["x-lora-adapter"] != label, 10, "the new composition"
+    )
+    folder = compose(model, {sources["alpha"]: 1.0, sources["beta"]: 1.0}, tmp_path)
+    answer = server.complete("mix", prompt)
+    assert answer.logprobs == pytest.approx(logprobs(model, folder, prompt, answer.output), abs=2e-4)
+    too_large = ask(http, prompt, model="alpha+alpha+alpha+alpha+alpha")
+    assert too_large.status_code == 400
+    assert "8 + 8 + 8 + 8 + 8 = 40" in too_large.text
+    assert ask(http, prompt, model="alpha+nobody").status_code == 404

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,21 @@ def make_adapter(
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return target
+
+
+def compose(model: Path, weights: Mapping[Path, float], target: Path) -> Path:
+    """What PEFT makes of several adapters with "cat", saved as one; returns its folder."""
+    network: Any = None
+    for folder in weights:
+        if network is None:
+            base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            network = PeftModel.from_pretrained(base, folder, adapter_name=folder.name)
+        else:
+            network.load_adapter(folder, adapter_name=folder.name)
+    names = [folder.name for folder in weights]
+    network.add_weighted_adapter(names, list(weights.values()), "composed", combination_type="cat")
+    network.save_pretrained(target, selected_adapters=["composed"])
+    return target / "composed"
 
 
 def logprobs(model: Path, adapter: Path | None, prompt: Sequence[int], output: Sequence[int]) -> list[float]:

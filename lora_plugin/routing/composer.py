@@ -1,0 +1,163 @@
+"""Compositions made ready: each is a version of its own, made of the versions that its parts have now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from lora_plugin.catalog import Catalog
+from lora_plugin.composition import PartSource, compose
+from lora_plugin.entry import Version
+from lora_plugin.errors import (
+    AdapterNotFound,
+    AdapterRejected,
+    BadRequest,
+    Code,
+    Reason,
+    Unavailable,
+)
+from lora_plugin.flights import Flights
+from lora_plugin.hooks.types import Part
+from lora_plugin.staging import EngineLink, StageSpec, Staging
+
+logger = logging.getLogger("lora_plugin")
+
+_KEPT: Final = 256
+"""Clients can spell any number of compositions: the engines forget those that were not asked for lately."""
+_CONFIRM_SECONDS: Final = 1.0
+"""For so long after the engines said that a version is ready they are not asked again."""
+_MAY_BE_GOOD: Final = frozenset(
+    {Code.CHANGED, Code.INCOMPLETE, Code.UNREADABLE, Code.NOT_FOUND, Code.HOST_CACHE_FULL, Code.INTERNAL}
+)
+
+
+class Composer:
+    """Belongs to one event loop.
+
+    Args:
+        catalog: the parts' versions.
+        link: the line to the engines.
+        ended: returns once no response of this process uses a version.
+        max_rank: what the ranks of the parts may add up to.
+        timeout: seconds that a request waits.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        link: EngineLink,
+        ended: Callable[[int], Awaitable[None]],
+        *,
+        max_rank: int,
+        timeout: float,
+    ) -> None:
+        self._catalog = catalog
+        self._link = link
+        self._ended = ended
+        self._max_rank = max_rank
+        self._timeout = timeout
+        self._staging = Staging(link)
+        self._flights: Flights[None] = Flights()
+        self._known: OrderedDict[str, StageSpec] = OrderedDict()
+        self._ready: dict[int, float] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def ensure(self, name: str, parts: Sequence[Part], *, confirm: bool = False) -> StageSpec:
+        """The composition's present version, once it is ready in every engine.
+
+        Args:
+            name: what it is called.
+            parts: what it is made of.
+            confirm: the engines are asked whether they still have it.
+
+        Raises:
+            AdapterNotFound: a part is not served, or not in the version that is asked for.
+            AdapterRejected: a part cannot be served, or not as a part.
+            BadRequest: RANK_TOO_LARGE: the parts together.
+            Unavailable: it could not be made ready in time.
+        """
+        versions = [await self._version(part) for part in parts]
+        self._check_rank(name, versions)
+        sources = [
+            PartSource(str(self._catalog.path_of(version.name)), version.digest, part.weight)
+            for version, part in zip(versions, parts, strict=True)
+        ]
+        spec = compose(name, versions, sources)
+        self._note(spec)
+        if confirm or time.monotonic() - self._ready.get(spec.id, float("-inf")) > _CONFIRM_SECONDS:
+            await self._stage(spec)
+        return spec
+
+    def stop(self) -> None:
+        """Ends all waiting; called on the event loop."""
+        self._flights.cancel()
+
+    async def _version(self, part: Part) -> Version:
+        version = self._catalog.find(part.adapter).version
+        if version is None:
+            version = await asyncio.to_thread(self._catalog.version_of, part.adapter)
+        if not version.digest.startswith(part.version or ""):
+            raise AdapterNotFound(
+                Code.NOT_FOUND,
+                f"the adapter {part.adapter!r} is not served in the version {part.version}",
+                found=f"version {version.digest[:12]}",
+                hint="a part of a composition is the version that is served now",
+            )
+        return version
+
+    def _check_rank(self, name: str, versions: Sequence[Version]) -> None:
+        rank = sum(version.rank for version in versions)
+        if rank > self._max_rank:
+            raise BadRequest(
+                Code.RANK_TOO_LARGE,
+                f"the composition {name[:200]!r} is too large",
+                expected=f"ranks that add up to at most {self._max_rank}",
+                found=" + ".join(str(version.rank) for version in versions) + f" = {rank}",
+                hint="leave a part out, or raise --max-lora-rank",
+            )
+
+    async def _stage(self, spec: StageSpec) -> None:
+        try:
+            await self._flights.join(str(spec.id), lambda: self._ask(spec), self._timeout)
+        except TimeoutError:
+            waits_for = self._staging.waits_for(spec.id)
+            raise Unavailable(
+                Code.NOT_READY,
+                f"the composition {spec.name[:200]!r} was not loaded within {self._timeout:g} seconds",
+                found=waits_for.message if waits_for else None,
+                hint="try again, or raise LORA_PLUGIN_LOAD_TIMEOUT_SECONDS",
+            ) from None
+
+    async def _ask(self, spec: StageSpec) -> None:
+        status = await self._staging.stage(spec)
+        if status.state == "ready":
+            self._ready[spec.id] = time.monotonic()
+            return
+        reason = status.reason or Reason(Code.CHANGED, "a part changed meanwhile", hint="try again")
+        raise (Unavailable if reason.code in _MAY_BE_GOOD else AdapterRejected).of(reason)
+
+    def _note(self, spec: StageSpec) -> None:
+        """What it was made of before, and what nobody asked for lately, is let go."""
+        before = self._known.pop(spec.name, spec)
+        self._known[spec.name] = spec
+        gone = [] if before == spec else [before]
+        while len(self._known) > _KEPT:
+            gone.append(self._known.popitem(last=False)[1])
+        for old in gone:
+            self._ready.pop(old.id, None)
+            task = asyncio.create_task(self._release(old))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, spec: StageSpec) -> None:
+        await self._ended(spec.id)
+        if self._known.get(spec.name) == spec:
+            return
+        try:
+            await self._link.release(spec.id)
+        except Exception as error:
+            logger.warning("The engines were not told that %r changed: %s", spec.name, error)
