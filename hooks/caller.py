@@ -29,11 +29,15 @@ class Caller:
     Args:
         plugins: in the order in which they are asked, built-in ones last.
 
+    Attributes:
+        third_party: the names of those that are not built in.
+
     Raises:
         PluginError: one of them does not fit the specs.
     """
 
     def __init__(self, plugins: Sequence[Plugin] = ()) -> None:
+        self.third_party = tuple(plugin.name for plugin in plugins if not plugin.builtin)
         self._by_hook = implementations(plugins)
         self._failures: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()

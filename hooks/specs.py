@@ -5,6 +5,9 @@ plugin's name and counts as no answer, so neither a request nor the engine is lo
 another type. "First result" means that implementations are asked in order, third-party ones before the
 built-in ones, until one returns something other than None; "all" means that every one is called. A plugin may
 leave out parameters. Implementations are plain functions or methods: neither async nor pluggy's wrappers.
+
+Every process that has hooks imports every plugin: the API servers, the engine core, the workers. They share
+nothing but what a plugin shares by itself.
 """
 
 from __future__ import annotations
@@ -36,12 +39,14 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-# Request parsing: API server, on the event loop unless said otherwise. They must not block.
+# Request parsing. On the event loop, unless said otherwise: they must not block.
 
 
 @hookspec(firstresult=True)
 def select_adapter(request: Request) -> Selection | None:
     """Which adapter a request names. First result.
+
+    Process: API server.
 
     Called once per request, before the name is looked up. None: another way of naming decides; when all say
     None, the request is for the base model if `request.model` is one of its names or empty, else a 404. Where
@@ -53,9 +58,11 @@ def select_adapter(request: Request) -> Selection | None:
 def authorize(request: Request, adapter: str) -> Refusal | None:
     """Whether a request may have an adapter. First refusal; None lets it pass.
 
-    Called after the name was selected and before the adapter is loaded; `adapter` is the catalog's name.
-    Requests for the base model are not asked about. An exception refuses the request with a 503: access
-    control that fails must not let anyone in.
+    Process: API server.
+
+    Called after the name was selected and before the adapter is looked up or loaded; `adapter` is the
+    catalog's name. Requests for the base model are not asked about. An exception refuses the request with a
+    503: access control that fails must not let anyone in.
     """
 
 
@@ -63,10 +70,12 @@ def authorize(request: Request, adapter: str) -> Refusal | None:
 def resolve_source(name: str) -> Source | None:
     """Where an adapter that the catalog does not know may come from. First result.
 
-    Called for a valid adapter name, on a thread, once however many requests wait. The folder that the source
-    fetches is put into the watched directory under this name and is then like any other. None: nobody knows
-    it, the client gets a 404. After an exception the next plugin is asked; where none answers, the client
-    gets a 503.
+    Process: API server.
+
+    Called for a valid adapter name, on a thread, once however many requests wait, and not again for some
+    seconds after a failure. The folder that the source fetches is put into the watched directory under this
+    name and is then like any other. None: nobody knows it, the client gets a 404. After an exception the next
+    plugin is asked; where none answers, the client gets a 503.
     """
 
 
@@ -77,8 +86,11 @@ def resolve_source(name: str) -> Source | None:
 def admit(batch_so_far: Sequence[str | None], request: WaitingRequest) -> bool | None:
     """Whether a waiting request may join the step. All; one False keeps it waiting, for this step only.
 
-    Called in the engine, on the thread that steps, for each request whose adapter would fit: it must take
-    microseconds. `batch_so_far` has the adapter's name (None: base model) of every request in the step.
+    Process: engine core.
+
+    Called on the thread that steps, for each waiting request before its adapter is given a place: it must
+    take microseconds. `batch_so_far` has the adapter's name (None: base model) of every request in the step;
+    it is a view, good for this call only.
     """
 
 
@@ -86,23 +98,28 @@ def admit(batch_so_far: Sequence[str | None], request: WaitingRequest) -> bool |
 def batch_built(batch: Batch) -> None:
     """The rows of the next step are known. All.
 
-    Called in every worker, before the model runs: it must take microseconds. Nothing is built for it where no
-    plugin implements it.
+    Process: every worker.
+
+    Called before the model runs: it must take microseconds. Not called for warm-up. Nothing is built for it
+    where no plugin implements it.
     """
 
 
-# Linear layers: every worker
+# Linear layers
 
 
 @hookspec(firstresult=True)
 def make_linear(layer: LinearLayer) -> Compute | None:
     """What computes the adapters' share of a layer. First result.
 
-    Called once per layer, when it is wrapped; the answer is called in every step, within the op
-    `torch.ops.lora_plugin.lora_apply`, so that a compiled model calls it too. It must not raise: there is no
-    other answer for the step. `layer.compute` is the plugin's own, which it may call. On a GPU it may be
-    captured in a graph. The built-in plugin `kernels` answers `layer.compute`; where it is blocked and nobody
-    answers, the start is refused.
+    Process: every worker.
+
+    Called once per layer, when it is wrapped. The answer is called in every step with rows of adapters,
+    within the op `torch.ops.lora_plugin.lora_apply`, so that a compiled model calls it too. It must not
+    raise: there is no other answer for the step. `layer.compute` is the plugin's own, which it may call. On a
+    GPU it is called in every step, and when a CUDA graph is captured instead of when it is replayed. The
+    built-in plugin `kernels` answers `layer.compute`; where it is blocked and nobody answers, the start is
+    refused.
     """
 
 
@@ -110,55 +127,95 @@ def make_linear(layer: LinearLayer) -> Compute | None:
 def linear_observer(layer: LinearLayer) -> Compute | None:
     """What looks at x and y of a layer after the adapters' share was added. All.
 
-    Called once per layer, when it is wrapped; the answers are called in every step and must change nothing.
-    An observer that raises is logged, and not called again. Nothing is called where nobody observes.
+    Process: every worker.
+
+    Called once per layer, when it is wrapped; the answers are called as those of `make_linear` are, and must
+    change nothing. An observer that raises is logged, and not called again. Nothing is called where nobody
+    observes.
     """
 
 
-# Lifecycle. The first four in the API server, on whatever thread noticed; the others in the engine.
+# Lifecycle. The first four are told by every API server, on whatever thread noticed, one at a time.
 
 
 @hookspec
 def adapter_discovered(adapter: Adapter) -> None:
-    """A folder was seen for the first time. All."""
+    """A folder was seen for the first time. All.
+
+    Process: API server.
+    """
 
 
 @hookspec
 def adapter_rejected(adapter: Adapter) -> None:
-    """A folder cannot be served; `adapter.reason` says why. All."""
+    """A folder cannot be served; `adapter.reason` says why. All.
+
+    Process: API server.
+
+    It is not served any more, where it was; `adapter.version` is the version that ends so.
+    """
 
 
 @hookspec
 def adapter_ready(adapter: Adapter) -> None:
-    """A new name, or a new version of one, is served from now on. All."""
+    """A new name, or a new version of one, is served from now on. All.
+
+    Process: API server.
+
+    `adapter.version` is None where nobody needed its digest yet.
+    """
 
 
 @hookspec
 def adapter_retired(adapter: Adapter) -> None:
-    """A name is served no longer: its folder is gone, or the operator unloaded it. All."""
+    """A folder is gone, or the operator unloaded it. All.
+
+    Process: API server.
+
+    Told of rejected folders too, when they go.
+    """
 
 
 @hookspec
 def adapter_activated(adapter: Adapter) -> None:
-    """A version was given rows on the device. All; on the thread that steps: it must take microseconds."""
+    """A version was given rows on the device. All.
+
+    Process: engine core.
+
+    On the thread that steps: it must take microseconds.
+    """
 
 
 @hookspec
 def adapter_evicted(adapter: Adapter) -> None:
-    """A version lost its rows on the device. All; on the thread that steps: it must take microseconds."""
+    """A version lost its rows on the device. All.
+
+    Process: engine core.
+
+    On the thread that steps: it must take microseconds.
+    """
 
 
-# The operator's side: API server with the admin endpoint, once at its start
+# The operator's side, once at the start
 
 
 @hookspec
 def register_metrics(registry: CollectorRegistry) -> None:
-    """Add collectors to what `/metrics` exports. All."""
+    """Add collectors to what `/metrics` exports. All.
+
+    Process: API server with the admin endpoint.
+
+    Each plugin has a registry of its own. Names that another's metrics have are left out, and said so; so are
+    a plugin's metrics in a scrape in which one of them fails.
+    """
 
 
 @hookspec
 def admin_routes() -> Sequence[RouteDef] | None:
-    """Further routes of the admin endpoint, behind the same token. All.
+    """Further routes of the admin endpoint, behind the same tokens. All.
 
-    A path must begin with `/x/`; others are left out, and said so.
+    Process: API server with the admin endpoint.
+
+    A path must begin with `/x/`; others are left out, and said so. Handlers run on the endpoint's own event
+    loop, on a thread of its own.
     """

@@ -71,17 +71,23 @@ class _Registered(NamedTuple):
 _layers: list[_Registered] = []
 
 
-def register(weights: LayerWeights, batch: Batch) -> int:
+def register(weights: LayerWeights, batch: Batch, make: Callable[[Compute], Compute] | None = None) -> int:
     """Joins a layer with the batch that its rows come from; returns the handle for the ops.
 
     Not during a step: it may grow the batch's buffers.
+
+    Args:
+        weights: the layer's arena.
+        batch: the rows.
+        make: what the ops call instead, given what the kernels would do.
     """
     if weights.rows != batch.arena_rows or weights.a.dtype != batch.dtype:
         raise ValueError(
             f"a layer of {weights.rows} {weights.a.dtype} rows on a batch of {batch.arena_rows} {batch.dtype}"
         )
     batch.reserve(weights)
-    _layers.append(_Registered(batch, _prepared(weights, batch)))
+    compute = _prepared(weights, batch)
+    _layers.append(_Registered(batch, make(compute) if make else compute))
     return len(_layers) - 1
 
 

@@ -22,6 +22,8 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState, Version
 from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError, Unavailable
 from lora_plugin.events import Event, EventKind
+from lora_plugin.extensions.lifecycle import CatalogEvents
+from lora_plugin.extensions.metrics import export_plugins
 from lora_plugin.hooks import Part
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
@@ -122,6 +124,8 @@ class Service:
         )
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
+        if self._with_admin:
+            export_plugins(hooks, self._metrics.registry)
         self._admin: AdminServer | None = None
         self._fetch = fetch
         self._loads = Loads()
@@ -134,6 +138,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._readiness.start()
         self._catalog.events.subscribe(self._follow)
+        self._catalog.events.subscribe(CatalogEvents(self._hooks, self._catalog.get))
         if self._with_admin:
             self._admin = self._open_admin(self._loop)
         await asyncio.to_thread(self._look_at_files, at_once=True)
@@ -338,6 +343,7 @@ class Service:
                 allowed_hosts=(settings.admin_host, *settings.admin_allowed_hosts),
                 metrics=self._metrics,
                 events=self._catalog.events,
+                plugin_routes=self._hooks.admin_routes(),
             ),
             settings.admin_host,
             settings.admin_port,

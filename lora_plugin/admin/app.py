@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 
 from aiohttp import web
@@ -18,6 +19,8 @@ from lora_plugin.admin.routes import EVENTS, PUBLIC_PATHS, route_definitions
 from lora_plugin.events import EventLog
 from lora_plugin.metrics import Metrics
 
+_log = logging.getLogger("lora_plugin.admin")
+
 MAX_BODY_BYTES = 64 * 1024
 
 
@@ -28,6 +31,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     metrics: Metrics | None = None,
     events: EventLog | None = None,
+    plugin_routes: Sequence[tuple[str, web.RouteDef]] = (),
     middlewares: Sequence[Middleware] = (),
 ) -> web.Application:
     """The application for `operations`, to be run on one event loop.
@@ -36,6 +40,7 @@ def create_app(
     `allowed_hosts`: names in a Host header that are accepted besides localhost and IP addresses.
     `metrics`: what `GET /metrics` shows; None: a registry of the application's own.
     `events`: what `GET /v1/events` follows; None: a log in which nothing happens.
+    `plugin_routes`: plugins' names and routes; one that does not fit is left out, and said so.
     `middlewares`: run before the token is checked; what they raise becomes a problem document too.
     """
     guards = [
@@ -51,4 +56,13 @@ def create_app(
     app[METRICS] = Metrics() if metrics is None else metrics
     app[EVENTS] = EventStream(EventLog() if events is None else events)
     app.add_routes(route_definitions())
+    for plugin, route in plugin_routes:
+        _add(app, plugin, route)
     return app
+
+
+def _add(app: web.Application, plugin: str, route: web.RouteDef) -> None:
+    try:
+        app.add_routes([route])
+    except Exception as error:
+        _log.warning("plugin %r: its route %s %s is left out: %s", plugin, route.method, route.path, error)

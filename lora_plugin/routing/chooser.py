@@ -7,10 +7,10 @@ import logging
 import time
 from typing import Any, Protocol
 
-from lora_plugin.access import check_access
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Version
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Unavailable
+from lora_plugin.extensions.access import check_access
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.types import Part, Request
 from lora_plugin.leases import Leases

@@ -7,8 +7,8 @@ import pickle
 import pytest
 from hook_samples import plugin
 
-from lora_plugin.access import check_access
 from lora_plugin.errors import AdapterNotFound, Code, Refused
+from lora_plugin.extensions.access import check_access
 from lora_plugin.hooks import Refusal, Request
 from lora_plugin.hooks.manager import HookManager
 

@@ -15,7 +15,7 @@ import pytest
 from hook_samples import plugin, selecting
 
 from lora_plugin.errors import SettingsError
-from lora_plugin.extensions import load_hooks
+from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hooks import (
     Adapter,
     Batch,

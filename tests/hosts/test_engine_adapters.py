@@ -12,6 +12,7 @@ import torch
 
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
 from lora_plugin.hosts.vllm.engine import EngineAdapters
 from lora_plugin.layout import ModelLayout
@@ -57,7 +58,7 @@ class Engine:
         self.loads = 0
         self.ranks = [Rank(self.load), Rank(self.load)]
         self.pool = AdapterPool(2, 16, 1000)
-        self.adapters = EngineAdapters(self, self.pool)
+        self.adapters = EngineAdapters(self, self.pool, HookManager())
 
     def load(self, root: Any, name: str, *args: Any, **kwargs: Any) -> PackedAdapter:
         self.gate.wait(10)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from catalog_samples import Bench, MemoryLink, write_adapter
 
 from lora_plugin.composition import parts_of

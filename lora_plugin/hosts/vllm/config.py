@@ -10,7 +10,7 @@ from typing import Any
 
 import lora_plugin
 from lora_plugin.errors import Code, HostIncompatible, SettingsError
-from lora_plugin.extensions import load_hooks
+from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import DEFAULT_MAX_RANK
 from lora_plugin.pool.pool import GRANULE

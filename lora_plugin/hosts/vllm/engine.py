@@ -16,9 +16,12 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 
 from lora_plugin.errors import AdapterRejected, Code, LoraPluginError, Reason
+from lora_plugin.extensions.lifecycle import DeviceEvents
+from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
 from lora_plugin.hosts.vllm.requests import to_spec
 from lora_plugin.pool.entry import Host
+from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.readiness import StageSpec
 from lora_plugin.stager import Job
@@ -39,11 +42,14 @@ class EngineAdapters:
     Args:
         executor: the host's executor; every rank executes the same calls in the same order as its steps.
         pool: the engine's pool.
+        hooks: this process's.
     """
 
-    def __init__(self, executor: Any, pool: AdapterPool) -> None:
+    def __init__(self, executor: Any, pool: AdapterPool, hooks: HookManager) -> None:
         self._executor = executor
         self._pool = pool
+        listened = hooks.has("adapter_activated") or hooks.has("adapter_evicted")
+        self._events = DeviceEvents(hooks, pool.get) if listened else None
         self._jobs: dict[int, Job] = {}
         self._staging: set[int] = set()
         self._failures: dict[int, Reason] = {}
@@ -85,6 +91,13 @@ class EngineAdapters:
             self._jobs[entry.adapter_id] = Job(entry.adapter_id, entry.name, entry.path, entry.digest)
         if self._jobs or self._staging:
             self._exchange()
+
+    def take_orders(self) -> Orders:
+        """What the workers are to be told with the next step or call; plugins hear of it."""
+        orders = self._pool.take_orders()
+        if self._events is not None:
+            self._events.follow(orders)
+        return orders
 
     def call(self, command: str, payload: dict[str, Any], *, idle: bool) -> dict[str, Any]:
         """Execute a command.
@@ -142,7 +155,7 @@ class EngineAdapters:
         # What was retired meanwhile is forgotten by the workers: they would be asked for ever.
         self._staging = {i for i in self._staging if self._is_staging(i)} | {job.adapter_id for job in jobs}
         asked = sorted(self._staging)
-        replies = self._executor.collective_rpc(rpc.exchange, args=(self._pool.take_orders(), jobs, asked))
+        replies = self._executor.collective_rpc(rpc.exchange, args=(self.take_orders(), jobs, asked))
         for adapter_id in asked:
             self._settle(adapter_id, [reply.get(adapter_id, {"state": "staging"}) for reply in replies])
 

@@ -12,7 +12,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request
 
 from lora_plugin.errors import Code, Reason
-from lora_plugin.hosts.vllm.config import active, arena_shape, required_settings
+from lora_plugin.hosts.vllm.admission import Admission
+from lora_plugin.hosts.vllm.config import active, arena_shape, process_hooks, required_settings
 from lora_plugin.hosts.vllm.engine import EngineAdapters, executor_of
 from lora_plugin.hosts.vllm.lost import ending, output_for
 from lora_plugin.pool.orders import Orders
@@ -25,6 +26,7 @@ class LoraSchedulerMixin:
     """Requests whose adapter is not staged, or does not fit this step, wait; the others pass them."""
 
     host_class: ClassVar[type[Any]]
+    _admission: Admission | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +36,7 @@ class LoraSchedulerMixin:
             return
         lora_config = self.vllm_config.lora_config  # type: ignore[attr-defined]
         slabs, slab_rows = arena_shape(lora_config)
-        settings = required_settings()
+        settings, hooks = required_settings(), process_hooks()
         self.pool = AdapterPool(
             slabs,
             slab_rows,
@@ -42,7 +44,9 @@ class LoraSchedulerMixin:
             eviction=settings.eviction,
             max_wait_seconds=settings.max_wait_seconds,
         )
-        self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool)  # type: ignore[attr-defined]
+        self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool, hooks)  # type: ignore[attr-defined]
+        if hooks.has("admit"):
+            self._admission = Admission(hooks, self)
         self._lost: dict[str, Reason] = {}
         # The pool is the limit: the host's own count of distinct adapters must never be the lower one.
         self.lora_config = copy.copy(lora_config)
@@ -66,7 +70,7 @@ class LoraSchedulerMixin:
             {r.request_id: r.lora_request.lora_int_id for r in running if r.lora_request is not None}
         )
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        orders = self.pool.take_orders()
+        orders = self.adapters.take_orders()
         if orders:
             setattr(output, ORDERS, orders)
         return output
@@ -74,6 +78,8 @@ class LoraSchedulerMixin:
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         # The host's own skip: it asks this for every waiting request before it takes it into the step.
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+            return False
+        if self._admission is not None and not self._admission.allows(request):
             return False
         lora_request: LoRARequest | None = request.lora_request
         if lora_request is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,9 @@ from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_plugin.arena import Arena
 from lora_plugin.errors import Code, LoraPluginError
-from lora_plugin.hosts.vllm.config import arena_shape, required_settings
+from lora_plugin.extensions.layers import layer_compute
+from lora_plugin.extensions.steps import StepListeners
+from lora_plugin.hosts.vllm.config import arena_shape, process_hooks, required_settings
 from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
 from lora_plugin.kernels import Batch, register
 from lora_plugin.layout import Kind, ModelLayout
@@ -51,6 +54,8 @@ class WorkerAdapters:
         assert vllm_config.lora_config is not None
         self._lora_config = vllm_config.lora_config
         self._device = device
+        self._names: dict[int, str] = {}
+        self._listeners: StepListeners | None = None
         self._prompt_adapter: int | None = None
         self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
@@ -64,15 +69,20 @@ class WorkerAdapters:
         self.layout = wrapper.wrap()
         self.arena = Arena(self.layout, slabs * slab_rows, GRANULE, self._device, dtype)
         scheduler = vllm_config.scheduler_config
+        hooks = process_hooks()
         self._tokens = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
         self._logits = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
         for wrapped, weights in zip(wrapper.wrapped, self.arena.weights, strict=True):
             batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
-            wrapped.module.handle = register(weights, batch)
+            wrapped.module.handle = register(weights, batch, partial(layer_compute, hooks, wrapped.layer))
             wrapped.module.before_logits = self._fit_logits
         self.stager = Stager(
             self.layout, required_settings().max_adapter_bytes, pin=PIN_MEMORY and self._on_gpu
         )
+        if hooks.has("batch_built"):
+            self._listeners = StepListeners(
+                hooks, lambda adapter_id: self._names.get(adapter_id, str(adapter_id))
+            )
         cast(Any, model).lora_manager = None
         logger.info(
             "wrapped %d layers; %s kernels; arena of %d slabs x %d rows, %.1f MB%s",
@@ -116,10 +126,12 @@ class WorkerAdapters:
                 case Forget(adapter_id):
                     self.arena.drop(adapter_id)
                     self.stager.forget(adapter_id)
+                    self._names.pop(adapter_id, None)
 
     def stage(self, jobs: list[Job], ask: list[int]) -> dict[int, dict[str, Any]]:
         """Start to stage `jobs`, and say how the adapters in `ask` stand."""
         for job in jobs:
+            self._names[job.adapter_id] = job.name
             self.stager.stage(job)
         outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
         return {adapter_id: o.to_dict() for adapter_id, o in outcomes.items() if o is not None}
@@ -127,13 +139,18 @@ class WorkerAdapters:
     # The batch of a step
 
     def set_rows(self, ids: Ids, tokens: Counts, samples: Counts) -> None:
-        """Tell the kernels which rows use which adapter.
+        """Tell the kernels, and plugins, which rows of the next step use which adapter.
 
         Args:
             ids: [requests] adapter ids in row order, 0 for the base model.
             tokens: [requests] rows of each request in this step.
             samples: [requests] rows of each request that logits are made for.
         """
+        self._set_rows(ids, tokens, samples)
+        if self._listeners is not None:
+            self._listeners.tell(ids, tokens)
+
+    def _set_rows(self, ids: Ids, tokens: Counts, samples: Counts) -> None:
         entries = self.arena.entries(ids)
         self._tokens.update(entries, tokens, self.arena.first_rows, self.arena.ranks)
         self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
@@ -162,7 +179,7 @@ class WorkerAdapters:
         """The host's way to set a batch, of warm-up and idle data-parallel steps: no row has an adapter."""
         if mapping is not None and mapping.type is LoRAMappingType.LANGUAGE:
             none = np.zeros(1, np.int64)
-            self.set_rows(
+            self._set_rows(
                 none,
                 np.array([len(mapping.index_mapping)], np.int32),
                 np.array([len(mapping.prompt_mapping)], np.int32),

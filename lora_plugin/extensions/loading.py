@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from lora_plugin.errors import Code, SettingsError
 from lora_plugin.hooks.builtin import BUILTIN
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.plugins import PluginError
 from lora_plugin.settings import Settings
+
+logger = logging.getLogger("lora_plugin.hooks")
 
 
 def load_hooks(settings: Settings) -> HookManager:
@@ -16,10 +20,13 @@ def load_hooks(settings: Settings) -> HookManager:
         SettingsError: SETTINGS_INVALID: a plugin cannot be imported, or does not fit the specs.
     """
     try:
-        return HookManager.load(settings.hooks, settings.hooks_block, BUILTIN)
+        hooks = HookManager.load(settings.hooks, settings.hooks_block, BUILTIN)
     except PluginError as error:
         raise SettingsError(
             Code.SETTINGS_INVALID,
             str(error),
             hint="correct it, or change LORA_PLUGIN_HOOKS or LORA_PLUGIN_HOOKS_BLOCK",
         ) from error
+    if hooks.third_party:
+        logger.info("plugins: %s", ", ".join(hooks.third_party))
+    return hooks

@@ -1,0 +1,1 @@
+"""Where the core calls the hooks: one module for each place."""

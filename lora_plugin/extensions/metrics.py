@@ -1,0 +1,61 @@
+"""The plugins' own metrics, beside what is counted of the plugins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lora_plugin.hooks.manager import HookManager
+
+logger = logging.getLogger("lora_plugin.hooks")
+
+_HOOK = "register_metrics"
+
+
+class PluginCollector(Collector):
+    """One plugin's collectors; where one fails at a scrape, this plugin's metrics are missing from it."""
+
+    def __init__(self, plugin: str, registry: CollectorRegistry, hooks: HookManager) -> None:
+        self._plugin, self._registry, self._hooks = plugin, registry, hooks
+
+    def describe(self) -> list[Metric]:
+        """What the registry compares names by, when this is registered."""
+        return self.collect()
+
+    def collect(self) -> list[Metric]:
+        try:
+            return list(self._registry.collect())
+        except Exception as error:
+            self._hooks.failed(self._plugin, _HOOK, error)
+            return []
+
+
+class FailureCollector(Collector):
+    """How often hooks failed in this process."""
+
+    def __init__(self, hooks: HookManager) -> None:
+        self._hooks = hooks
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "lora_plugin_hook_failures",
+            "Exceptions and wrong answers of plugins in this process",
+            labels=["plugin", "hook"],
+        )
+        for (plugin, hook), count in sorted(self._hooks.failures.items()):
+            family.add_metric([plugin, hook], count)
+        yield family
+
+
+def export_plugins(hooks: HookManager, into: CollectorRegistry) -> None:
+    """Asks every plugin for its collectors; one whose names are taken is left out, and said so."""
+    into.register(FailureCollector(hooks))
+    for plugin, registry in hooks.register_metrics(CollectorRegistry):
+        try:
+            into.register(PluginCollector(plugin, registry, hooks))
+        except ValueError as error:
+            logger.warning("plugin %r: its metrics are left out: %s", plugin, error)
