@@ -6,7 +6,7 @@ VLLM ?= 0.32.0
 READY := $(VENV)/.ready-$(VLLM)
 MODEL := .cache/SmolLM2-135M-Instruct
 
-.PHONY: setup demo test parity lint bench model clean
+.PHONY: setup demo test parity soak lint bench model clean
 
 setup: $(READY)
 
@@ -30,6 +30,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYTHON=$(CURDIR)/$(BIN)/python bash tools/typecheck.sh
+
+soak: setup
+	SOAK_SECONDS=600 $(BIN)/python -m pytest tests/soak -s
 
 bench: model
 	$(BIN)/python benchmarks/cpu_serving.py --model $(MODEL) --json .cache/cpu_serving.json

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lora_plugin.errors import AdapterBusy, AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
-from lora_plugin.pool.checks import check_identity, check_rows, check_size
+from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Reason, Unavailable
+from lora_plugin.pool.copies import Copies
 from lora_plugin.pool.device import Device
 from lora_plugin.pool.entry import Entry, Host
 from lora_plugin.pool.extents import ExtentAllocator, round_up
@@ -23,6 +23,7 @@ from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.policies import POLICIES
 from lora_plugin.pool.references import References
 from lora_plugin.pool.snapshot import adapter_view, extent_view
+from lora_plugin.pool.versions import Versions
 from lora_plugin.pool.waits import Waits
 
 GRANULE = 8
@@ -51,16 +52,13 @@ class AdapterPool:
         eviction: str = "lru",
         max_wait_seconds: float = math.inf,
     ) -> None:
-        self._clock = clock
-        self._uses = 0
-        self._entries: dict[int, Entry] = {}
-        self._retired: dict[int, Entry] = {}
-        self._references = References()
-        self._journal = Journal()
-        self._host = HostCache(host_budget_bytes, POLICIES[eviction]())
-        self._waits = Waits(max_wait_seconds)
+        references, self._journal = References(), Journal()
         extents = ExtentAllocator(slabs, round_up(slab_rows, GRANULE), GRANULE)
-        self._device = Device(extents, self._journal, self._references.count)
+        self._device = Device(extents, self._journal, references.count)
+        self._versions = Versions(references, self._device.in_use, clock)
+        self._host = HostCache(host_budget_bytes, POLICIES[eviction]())
+        self._copies = Copies(self._versions, self._host, self._device, self._journal)
+        self._waits = Waits(max_wait_seconds)
 
     def want(
         self, adapter_id: int, name: str, digest: str, path: str, nbytes: int, *, served: bool = True
@@ -77,18 +75,7 @@ class AdapterPool:
             AdapterRejected: the id belongs to another name or content (`ID_CLASH`), or the adapter is
                 larger than the whole host cache (`HOST_CACHE_FULL`).
         """
-        self._sweep()
-        entry = self._entries.get(adapter_id) or Entry(adapter_id, name, digest, path, nbytes)
-        check_identity(entry, name, digest)
-        check_size(entry, nbytes, self._host.budget)
-        self._entries[adapter_id] = entry
-        if served:
-            self._revive(entry)
-        self._touch(entry)
-        if entry.host in (Host.STAGING, Host.READY):
-            return False
-        entry.path, entry.nbytes = path, nbytes
-        return self._begin(entry)
+        return self._copies.want(adapter_id, name, digest, path, nbytes, served=served)
 
     def staged(self, adapter_id: int, rows: int, nbytes: int, seconds: float = 0.0) -> bool:
         """Every worker has packed it, in `seconds`: `rows` is its rank, `nbytes` its size over all workers.
@@ -102,52 +89,22 @@ class AdapterPool:
             AdapterRejected: it is larger than the host cache, or its rank than a slab (`RANK_TOO_LARGE`);
                 forgotten as by `failed`.
         """
-        entry = self._entries.get(adapter_id)
-        if entry is not None and entry.host is Host.READY:
-            return True
-        if entry is None or entry.host is not Host.STAGING:
-            self._journal.forget(adapter_id)
-            return False
-        try:
-            check_size(entry, nbytes, self._host.budget)
-            check_rows(entry, rows, self._device.extents.slab_rows)
-        except AdapterRejected as error:
-            self.failed(adapter_id, error.reason)
-            raise
-        self._host.unstage(entry)
-        entry.rows, entry.nbytes, entry.load_seconds = round_up(rows, GRANULE), nbytes, seconds
-        victims = self._host.victims(nbytes, self._evictable)
-        if victims is None:
-            entry.host = Host.WAITING
-            self._journal.forget(adapter_id)
-            return False
-        for victim in victims:
-            self._forget(victim, Cause.HOST_ROOM)
-        entry.host, entry.uses = Host.READY, self._references.count(adapter_id)
-        self._host.add(entry)
-        self._touch(entry)
-        return True
+        return self._copies.staged(adapter_id, rows, nbytes, seconds)
 
     def failed(self, adapter_id: int, reason: Reason) -> None:
         """Some worker could not stage it: the others forget it, and so does the pool (`get` returns None)."""
-        entry = self._entries.get(adapter_id)
-        if entry is None or entry.host is not Host.STAGING:
-            return
-        self._journal.failures[reason.code] += 1
-        self._host.unstage(entry)
-        self._journal.forget(adapter_id)
-        self._delete(entry)
+        self._copies.failed(adapter_id, reason)
 
     def hold(self, adapter_id: int, seconds: float) -> bool:
         """Keep a ready version until its request arrives, for so long at most; False if it is not ready.
 
         The first must follow `staged` at once: until then another adapter may take its room.
         """
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is None or entry.host is not Host.READY:
             return False
-        entry.hold_until = max(entry.hold_until, self._clock() + seconds)
-        self._touch(entry)
+        entry.hold_until = max(entry.hold_until, self._versions.clock() + seconds)
+        self._versions.touch(entry)
         self._host.touch(entry)
         return True
 
@@ -157,76 +114,65 @@ class AdapterPool:
         Unlike `hold`, it outlasts the arrival of requests, and what else the other API servers say.
         False if the version is not ready (any more).
         """
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is None or entry.host is not Host.READY:
             return False
-        now = self._clock()
+        now = self._versions.clock()
         entry.leases = {c: until for c, until in entry.leases.items() if until > now and c != client}
         if seconds > 0:
             entry.leases[client] = now + seconds
-        self._sweep()
+        self._copies.sweep()
         return True
 
     def drain(self, name: str, seconds: float) -> None:
         """Retire every version of the adapter; what still uses one after so long is to be ended."""
-        for entry in [entry for entry in self._entries.values() if entry.name == name]:
-            entry.abort_at = self._clock() + seconds
+        for entry in [entry for entry in self._versions if entry.name == name]:
+            entry.abort_at = self._versions.clock() + seconds
             self.retire(entry.adapter_id)
 
     def overstayed(self) -> dict[str, str]:
         """The requests that are to be ended because their adapter was drained: request id -> adapter."""
-        now = self._clock()
-        return {
-            request_id: entry.name
-            for entry in self._retired.values()
-            if entry.abort_at <= now
-            for request_id in self._references.requests(entry.adapter_id)
-        }
+        return self._versions.overstayed()
 
     def restage(self) -> tuple[Entry, ...]:
         """Versions that unfinished requests need and the host cache has lost, now being staged again.
 
         The workers are to be asked as after `want`. Those without room stay `Host.WAITING`.
         """
-        lost = (self._entries.get(adapter_id) for adapter_id in self._references.adapters())
-        return tuple(
-            entry
-            for entry in lost
-            if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._begin(entry)
-        )
+        return self._copies.restage()
 
     @property
     def has_orders(self) -> bool:
         """Whether the workers are to be told something; an idle engine looks here for expired leases."""
-        self._sweep()
+        self._copies.sweep()
         return bool(self._journal)
 
     def take_orders(self) -> Orders:
         """The orders since the last call; to be sent in this sequence, with the next step or RPC."""
-        self._sweep()
+        self._copies.sweep()
         return self._journal.take()
 
     def acquire(self, request_id: str, adapter_id: int) -> None:
         """An unfinished request uses the version from now on, which ends `hold`; twice is once."""
-        if not self._references.acquire(request_id, adapter_id):
+        if not self._versions.references.acquire(request_id, adapter_id):
             return
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         self._journal.arrived(entry)
         if entry is not None:
             entry.hold_until = float("-inf")
             entry.uses += 1
-            self._touch(entry)
+            self._versions.touch(entry)
             self._host.touch(entry)
 
     def release(self, request_id: str) -> None:
         """The request is finished; unknown ones are fine."""
         self._waits.end((request_id,))
-        adapter_id = self._references.release(request_id)
+        adapter_id = self._versions.references.release(request_id)
         if adapter_id is not None:
             self._device.end_use(adapter_id)
-            if (entry := self._entries.get(adapter_id)) is not None:
+            if (entry := self._versions.get(adapter_id)) is not None:
                 self._host.touch(entry)
-            self._sweep()
+            self._copies.sweep()
 
     def begin_step(self, running: Mapping[str, int]) -> tuple[int, ...]:
         """A new step: of the unpinned adapters only those of running requests are in use.
@@ -241,7 +187,7 @@ class AdapterPool:
         self._waits.end(running)
         ids = tuple(dict.fromkeys(running.values()))
         self._device.begin_step(ids, self._overdue())
-        self._sweep()
+        self._copies.sweep()
         return tuple(adapter_id for adapter_id in ids if not self.try_admit(adapter_id, started=True))
 
     def try_admit(self, adapter_id: int, request_id: str | None = None, *, started: bool = False) -> bool:
@@ -254,14 +200,14 @@ class AdapterPool:
             request_id: for which request; one that finds no room waits from now on, and its time counts.
             started: the request ran before (it was preempted, or holds KV blocks), and goes on.
         """
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is None or entry.host is not Host.READY:
             return False
         if not self._device.admit(entry, started=started):
             if request_id is not None:
-                self._waits.begin(request_id, adapter_id, self._clock())
+                self._waits.begin(request_id, adapter_id, self._versions.clock())
             return False
-        self._touch(entry)
+        self._versions.touch(entry)
         return True
 
     def pin(self, adapter_id: int) -> None:
@@ -272,7 +218,7 @@ class AdapterPool:
             Unavailable: it is not staged (`NOT_READY`), or no slab would be left without pins
                 (`POOL_FULL`).
         """
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is None or entry.retired:
             raise AdapterNotFound(Code.NOT_FOUND, f"the pool knows no adapter {adapter_id}")
         if entry.host is not Host.READY:
@@ -288,7 +234,7 @@ class AdapterPool:
 
     def unpin(self, adapter_id: int) -> None:
         """Undo `pin`; unknown or not pinned is fine."""
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is not None:
             self._device.unpin(entry)
 
@@ -299,25 +245,24 @@ class AdapterPool:
             AdapterBusy: it is in use or leased (`IN_USE`), or pinned (`PINNED`). `hold` alone does not keep
                 it: its request has it staged again.
         """
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is None or entry.host in (Host.ABSENT, Host.WAITING):
             return False
         if entry.pinned:
             raise AdapterBusy(Code.PINNED, f"adapter {entry.name!r} is pinned", hint="unpin it first")
-        if self._in_use(entry):
+        if self._versions.in_use(entry):
             raise AdapterBusy(Code.IN_USE, f"adapter {entry.name!r} is in use, or about to be")
         entry.hold_until = float("-inf")
-        self._forget(entry, Cause.OPERATOR)
+        self._copies.forget(entry, Cause.OPERATOR)
         return True
 
     def retire(self, adapter_id: int) -> None:
         """The version is no longer served: unpin it, and let it go with its last reference and lease."""
-        entry = self._entries.get(adapter_id)
+        entry = self._versions.get(adapter_id)
         if entry is not None:
             self._device.unpin(entry)
-            entry.retired = True
-            self._retired[adapter_id] = entry
-            self._sweep()
+            self._versions.retire(entry)
+            self._copies.sweep()
 
     def reset_device(self) -> None:
         """The workers' arenas and tables were emptied (level-2 sleep, `reset_lora_state`).
@@ -334,12 +279,12 @@ class AdapterPool:
 
     def get(self, adapter_id: int) -> Entry | None:
         """What is known of a version; for reading only."""
-        return self._entries.get(adapter_id)
+        return self._versions.get(adapter_id)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything there is to show, as plain str, int, list and dict."""
-        extents, now = self._device.extents, self._clock()
-        refs = self._references.count
+        extents, now = self._device.extents, self._versions.clock()
+        refs = self._versions.references.count
         return {
             "slabs": extents.slabs,
             "slab_rows": extents.slab_rows,
@@ -352,9 +297,7 @@ class AdapterPool:
                 [extent_view(entry, refs(entry.adapter_id)) for entry in self._device.residents(slab)]
                 for slab in range(extents.slabs)
             ],
-            "adapters": [
-                adapter_view(entry, refs(entry.adapter_id), now) for entry in self._entries.values()
-            ],
+            "adapters": [adapter_view(entry, refs(entry.adapter_id), now) for entry in self._versions],
             "waiting": {
                 "requests": len(self._waits),
                 "longest_seconds": self._waits.longest(now),
@@ -364,58 +307,7 @@ class AdapterPool:
         }
 
     def _overdue(self) -> Iterator[Entry]:
-        for adapter_id in self._waits.overdue(self._clock()):
-            entry = self._entries.get(adapter_id)
+        for adapter_id in self._waits.overdue(self._versions.clock()):
+            entry = self._versions.get(adapter_id)
             if entry is not None and entry.host is Host.READY:
                 yield entry
-
-    def _touch(self, entry: Entry) -> None:
-        self._uses += 1
-        entry.last_used, entry.used_at = self._uses, self._clock()
-
-    def _busy(self, entry: Entry) -> bool:
-        return entry.hold_until > self._clock() or self._in_use(entry)
-
-    def _in_use(self, entry: Entry) -> bool:
-        now = self._clock()
-        leased = any(until > now for until in entry.leases.values())
-        return leased or self._references.count(entry.adapter_id) > 0 or self._device.in_use(entry)
-
-    def _evictable(self, entry: Entry) -> bool:
-        return not entry.pinned and not self._busy(entry)
-
-    def _begin(self, entry: Entry) -> bool:
-        """Have it staged if there is, or will be, room for it; else it waits."""
-        if not self._host.may_stage(entry.nbytes, self._evictable):
-            entry.host = Host.WAITING
-            return False
-        self._host.stage(entry)
-        entry.host = Host.STAGING
-        return True
-
-    def _forget(self, entry: Entry, cause: Cause) -> None:
-        self._device.drop(entry)
-        if entry.host is Host.STAGING:
-            self._host.unstage(entry)
-        elif cause is Cause.HOST_ROOM:
-            self._host.evict(entry)
-        else:
-            self._host.remove(entry)
-        entry.host = Host.ABSENT
-        self._journal.forget(entry.adapter_id)
-        self._journal.evicted(entry, cause)
-
-    def _sweep(self) -> None:
-        """Retired versions leave as soon as nothing uses them; leases end without an event."""
-        for entry in [entry for entry in self._retired.values() if not self._busy(entry)]:
-            if entry.host in (Host.STAGING, Host.READY):
-                self._forget(entry, Cause.RETIRED)
-            self._delete(entry)
-
-    def _delete(self, entry: Entry) -> None:
-        del self._entries[entry.adapter_id]
-        self._retired.pop(entry.adapter_id, None)
-
-    def _revive(self, entry: Entry) -> None:
-        entry.retired, entry.abort_at = False, math.inf
-        self._retired.pop(entry.adapter_id, None)
