@@ -1,6 +1,6 @@
 """Requests per adapter: as the metric `adapter_uses_total`, and at `/x/counts` of the admin endpoint.
 
-    export LORA_PLUGIN_HOOKS=counts
+    export LORA_PLUGIN_HOOKS=counts PYTHONPATH=examples/hooks
 
 With several API servers each counts its own; the endpoint is the first one's.
 """

@@ -1,7 +1,7 @@
 """A store behind the watched directory: an adapter that is asked for and not there is fetched from it.
 
     export LORA_STORE=/mnt/adapters
-    export LORA_PLUGIN_HOOKS=store
+    export LORA_PLUGIN_HOOKS=store PYTHONPATH=examples/hooks
 
 A directory stands in for a bucket: list and copy become S3's `list_objects_v2` and `download_file`.
 """

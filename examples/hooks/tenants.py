@@ -1,7 +1,7 @@
 """Access control: an API key may use the adapters that match its patterns.
 
     export TENANTS=tenants.json        # {"sk-red": ["red-*"], "sk-all": ["*"]}
-    export LORA_PLUGIN_HOOKS=tenants
+    export LORA_PLUGIN_HOOKS=tenants PYTHONPATH=examples/hooks
 
 The file is read once; without it the server does not start. The base model is open to everyone.
 """

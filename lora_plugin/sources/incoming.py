@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -162,19 +163,18 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all that is in it, however deep."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(path) / name).lstat().st_size
-            except FileNotFoundError:
-                continue
-    return total
+    return sum(found.st_size for found in _files(folder) if not stat.S_ISDIR(found.st_mode))
 
 
 def _last_write(folder: Path) -> float:
-    try:
-        return max(path.lstat().st_mtime for path in (folder, *_entries(folder)))
-    except OSError:
-        return time.time()
+    return max((found.st_mtime for found in _files(folder)), default=0.0)
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """Of a folder and all that is in it, however deep; what goes away meanwhile is left out."""
+    paths = [str(folder)]
+    for path, folders, names in os.walk(folder):
+        paths += [str(Path(path) / name) for name in (*folders, *names)]
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield Path(path).lstat()
