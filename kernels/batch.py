@@ -34,6 +34,7 @@ class Batch:
 
     Attributes:
         kernels: which of them was chosen; it has one of the following.
+        plans: how often a step looked different from the one before.
         plan, adjustments: what torch computes; otherwise empty.
         tiles: what the Triton kernels read; otherwise None.
         native: what the native kernel reads; otherwise None.
@@ -69,6 +70,7 @@ class Batch:
             self.native = NativeStep()
         elif self.kernels == "triton":
             self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
+        self.plans = 0
         none = np.empty(0, dtype=np.int64)
         self._inputs: tuple[IntArray, ...] = (none,) * 5
 
@@ -111,6 +113,7 @@ class Batch:
             runs = find_runs(*inputs)
             self.plan = planner.plan(runs)
             self.adjustments = adjustments(runs)
+        self.plans += 1
         self.num_rows, self.num_adapters = num_rows, len(step.records)
         self._inputs = tuple(column.copy() for column in inputs)
 

@@ -30,7 +30,7 @@ from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
 from lora_plugin.leases import Leases
 from lora_plugin.loads import Loads
-from lora_plugin.metrics import Metrics
+from lora_plugin.metrics import Metrics, Snapshot, render
 from lora_plugin.readiness import EngineLink, Readiness, StageSpec
 from lora_plugin.routing.chooser import Chooser
 from lora_plugin.routing.composer import Composer
@@ -50,9 +50,6 @@ _CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
 _MAY_PIN = frozenset({EventKind.LISTED, EventKind.UPDATED, EventKind.PINNED})
 
-_COMPOSED = "(composition)"
-"""Counts the requests for compositions that clients spelled: their text is no label."""
-
 Fetch = Callable[[str, HubSource], Awaitable[None]]
 """Puts an adapter from elsewhere into the watched directory, under the name; raises Forbidden."""
 
@@ -71,6 +68,8 @@ class Engines(EngineLink, Protocol):
     async def unpin(self, adapter_id: int) -> None: ...
 
     async def snapshots(self) -> list[dict[str, Any]]: ...
+
+    async def measure(self) -> list[dict[str, Any]]: ...
 
 
 class Service:
@@ -122,6 +121,8 @@ class Service:
             self,
             log_level=logging.INFO if settings.log_requests else logging.DEBUG,
         )
+
+        self._first = with_admin
         self._with_admin = with_admin and settings.admin_port != 0
         self._metrics = Metrics()
         if self._with_admin:
@@ -189,6 +190,10 @@ class Service:
             AdapterRejected: with the stored reason.
             Unavailable: it is not whole yet, could not be fetched, or could not be made ready in time.
         """
+        with self._metrics.counting_refusals():
+            return await self._select(name, scope, several)
+
+    async def _select(self, name: str, scope: RequestScope, several: bool) -> StageSpec:
         await self._requested.ensure(name)
         version = self._readiness.ready(name)
         now = time.monotonic()
@@ -202,18 +207,17 @@ class Service:
             self._metrics.staging_seconds.observe(time.monotonic() - now)
         if scope.path:
             await self._lease(version, scope, several)
-        self._metrics.count_request(name)
         return self._readiness.spec(version)
 
     async def compose(
         self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool = False
     ) -> StageSpec:
         """The same for adapters that are served together as one; raises as `Composer.ensure`."""
-        spec = await self._composer.ensure(name, parts, confirm=several)
-        if scope.path:
-            await self._lease(spec, scope, several)
-        self._metrics.count_request(name if name in self._files.compositions.value else _COMPOSED)
-        return spec
+        with self._metrics.counting_refusals():
+            spec = await self._composer.ensure(name, parts, confirm=several)
+            if scope.path:
+                await self._lease(spec, scope, several)
+            return spec
 
     async def _lease(self, version: Version | StageSpec, scope: RequestScope, several: bool) -> None:
         scope.on_end(self._leases.take(version.id))
@@ -289,6 +293,21 @@ class Service:
     async def routing(self) -> RoutingView:
         return routing_view(self._files)
 
+    async def measure(self) -> Snapshot:
+        engines = await self._engines.measure()
+        residents = Residents(engines)
+        return Snapshot(
+            [residents.view(adapter) for adapter in self._catalog.list()],
+            pool_view(engines),
+            [engine["usage"] for engine in engines],
+            [engine["worker"] for engine in engines],
+        )
+
+    async def exposition(self) -> bytes:
+        """The metrics as text, without those that the host sums up over several API servers."""
+        await self._metrics.refresh(self.measure)
+        return render(self._metrics.registry, with_summed=False)[0]
+
     async def config(self) -> list[SettingView]:
         return [SettingView(**row._asdict()) for row in setting_rows(os.environ)]
 
@@ -305,7 +324,7 @@ class Service:
         """Called on the catalog's threads, after every transition."""
         if event.kind in (EventKind.RETIRED, EventKind.REJECTED, EventKind.UNLOADED):
             self._confirmed.pop(event.name, None)
-        if event.kind is EventKind.REJECTED and event.reason is not None:
+        if self._first and event.kind is EventKind.REJECTED and event.reason is not None:
             self._metrics.count_rejection(event.reason.code)
         adapter = self._catalog.get(event.name)
         if event.kind in _MAY_PIN and adapter is not None and adapter.pinned:

@@ -25,6 +25,7 @@ from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.composition import parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
+from lora_plugin.load_times import LoadTimes, Stage
 
 logger = logging.getLogger("lora_plugin")
 
@@ -87,6 +88,7 @@ class Stager:
         layout: the model's layers with this rank's shards.
         max_bytes: a larger adapter is refused unread.
         pin: whether packed memory is page-locked (CUDA).
+        times: where the stages of a load are noted.
         loader: how a folder becomes a packed adapter; replaced in tests of the thread itself.
     """
 
@@ -97,13 +99,15 @@ class Stager:
         *,
         pin: bool = False,
         loader: Callable[..., PackedAdapter] = load,
+        times: LoadTimes | None = None,
     ) -> None:
+        self._times = times or LoadTimes(torch.device("cpu"))
         self._layout = layout
         self._max_bytes = max_bytes
         self._pin = pin
         self._loader = loader
         self._outcomes: dict[int, Outcome] = {}
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Job, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def stage(self, job: Job) -> None:
@@ -113,7 +117,7 @@ class Stager:
             return
         self._outcomes[job.adapter_id] = Outcome(job=job)
         self._ensure_thread()
-        self._jobs.put(job)
+        self._jobs.put((job, time.monotonic()))
 
     def outcome(self, adapter_id: int) -> Outcome | None:
         """How the staging stands; None when it was never asked for, or is forgotten."""
@@ -146,12 +150,15 @@ class Stager:
 
     def _run(self) -> None:
         _leave_the_engine_alone()
-        while (job := self._jobs.get()) is not None:
+        while (queued := self._jobs.get()) is not None:
+            job, since = queued
             started = time.monotonic()
             if not self._is_current(job):
                 continue
             outcome = self._load(job)
             seconds = time.monotonic() - started
+            self._times.add(Stage.QUEUE, started - since)
+            self._times.add(Stage.PACK, seconds)
             outcome = replace(outcome, seconds=seconds)
             if self._is_current(job):
                 self._outcomes[job.adapter_id] = outcome

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.errors import Code, Unavailable
+from lora_plugin.metrics import Snapshot
 
 T = TypeVar("T")
 
@@ -56,6 +57,9 @@ class LoopBridge:
 
     async def routing(self) -> RoutingView:
         return await self._run(self._operations.routing())
+
+    async def measure(self) -> Snapshot:
+        return await self._run(self._operations.measure())
 
     async def config(self) -> list[SettingView]:
         return await self._run(self._operations.config())

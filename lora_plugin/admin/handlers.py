@@ -19,8 +19,8 @@ from lora_plugin.admin.models import (
 )
 from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.admin.queries import ListQuery, LoadQuery
-from lora_plugin.errors import Code, LoraPluginError, Unavailable
-from lora_plugin.metrics import Metrics, Snapshot
+from lora_plugin.errors import Code, Unavailable
+from lora_plugin.metrics import Metrics, render
 
 OPERATIONS: web.AppKey[Operations] = web.AppKey("operations")
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
@@ -82,13 +82,9 @@ async def show_pool(request: web.Request) -> PoolView:
 
 async def metrics(request: web.Request) -> web.Response:
     """The exposition; without an answer from the engines it holds what this process counts itself."""
-    exporter, operations = request.app[METRICS], request.app[OPERATIONS]
-    try:
-        snapshot = Snapshot(await operations.adapters(), await operations.pool())
-    except LoraPluginError:
-        snapshot = None
-    exporter.update(snapshot)
-    body, content_type = exporter.render(request.headers.get(hdrs.ACCEPT, ""))
+    exporter = request.app[METRICS]
+    await exporter.refresh(request.app[OPERATIONS].measure)
+    body, content_type = render(exporter.registry, request.headers.get(hdrs.ACCEPT, ""))
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
+from lora_plugin.metrics import Snapshot
 
 
 class Load(Enum):
@@ -68,6 +69,10 @@ class Operations(Protocol):
 
     async def routing(self) -> RoutingView:
         """Aliases, compositions, and how their files stand."""
+        ...
+
+    async def measure(self) -> Snapshot:
+        """What metrics show of the catalog and the engines."""
         ...
 
     async def config(self) -> list[SettingView]:

@@ -43,6 +43,10 @@ class Device:
         """The adapters of a slab, by address."""
         return [self._at[extent.first_row] for extent in self.extents.taken(slab)]
 
+    @property
+    def num_in_use(self) -> int:
+        return len(self._in_use)
+
     def in_use(self, entry: Entry) -> bool:
         return entry.adapter_id in self._in_use
 

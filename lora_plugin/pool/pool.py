@@ -210,6 +210,11 @@ class AdapterPool:
         self._versions.touch(entry)
         return True
 
+    @property
+    def num_in_use(self) -> int:
+        """Adapters that have a part in the present step."""
+        return self._device.num_in_use
+
     def pin(self, adapter_id: int) -> None:
         """Keep a version on the device, loading it as soon as there is room.
 

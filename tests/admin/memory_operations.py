@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lora_plugin.admin.models import (
     AdapterView,
     AliasView,
@@ -21,6 +23,7 @@ from lora_plugin.admin.models import (
 from lora_plugin.admin.operations import Load
 from lora_plugin.entry import AdapterState
 from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Forbidden, Reason
+from lora_plugin.metrics import Snapshot
 
 DIGEST = "5f" * 32
 REJECTION = Reason(
@@ -80,6 +83,8 @@ class MemoryOperations:
         self.views = {view.name: view for view in views}
         self.is_ready = True
         self.failure: Exception | None = None
+        self.usage: list[dict[str, Any]] = []
+        self.workers: list[dict[str, Any]] = []
         extent = ExtentView(
             slab=0, adapter="sql", version=DIGEST, first_row=8, rows=16, pinned=False, requests=1
         )
@@ -141,6 +146,9 @@ class MemoryOperations:
             compositions=(CompositionView(name="mix", parts=(target, target)),),
             files=(RoutingFileView(name="aliases.yaml", entries=1),),
         )
+
+    async def measure(self) -> Snapshot:
+        return Snapshot(await self.adapters(), await self.pool(), self.usage, self.workers)
 
     async def config(self) -> list[SettingView]:
         self._fail()

@@ -1,20 +1,29 @@
 from __future__ import annotations
 
-import re
+import os
+import subprocess
+import sys
 import threading
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import torch
 from aiohttp.test_utils import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 from memory_operations import MemoryOperations
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from lora_plugin.distribution import SECONDS, Distribution
 from lora_plugin.errors import Code, Unavailable
-from lora_plugin.metrics import MAX_ADAPTER_LABELS, BoundedLabels, Metrics
+from lora_plugin.load_times import LoadTimes, Stage
+from lora_plugin.metrics import Metrics, render
+from lora_plugin.metrics.families import BoundedLabels
+from lora_plugin.pool.usage import MAX_NAMES, Usage
 
-DOCS = Path(__file__).parents[2] / "docs" / "admin.md"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -28,7 +37,7 @@ def _samples(text: str) -> Samples:
 
 
 def _rendered(metrics: Metrics) -> Samples:
-    return _samples(metrics.render()[0].decode())
+    return _samples(render(metrics.registry)[0].decode())
 
 
 async def _scraped(client: TestClient) -> Samples:
@@ -72,13 +81,46 @@ async def test_each_scrape_is_fresh(client: TestClient) -> None:
 async def test_engines_that_do_not_answer_leave_the_own_counters(
     client: TestClient, operations: MemoryOperations, metrics: Metrics
 ) -> None:
-    metrics.count_request("sql")
+    metrics.count_refusal(Code.NOT_READY)
     await _scraped(client)
-    operations.failure = Unavailable(Code.NOT_READY, "asleep")
+    for failure in (Unavailable(Code.NOT_READY, "asleep"), RuntimeError("the engine is dead")):
+        operations.failure = failure
+        samples = await _scraped(client)
+        assert samples["lora_plugin_up", ()] == 0
+        assert samples["lora_plugin_refused_requests_total", (("code", "not-ready"),)] == 1
+        assert not any(name == "lora_plugin_adapters" for name, _ in samples)
+
+
+async def test_what_the_engines_counted(client: TestClient, operations: MemoryOperations) -> None:
+    for name in ("sql", "busy"):
+        usage = Usage()
+        usage.finished(name, 7, 5)
+        usage.finished("sql", 10, 0)
+        usage.finished("sql*0.5+busy", 1, 1)
+        usage.finished("busy+sql", 1, 1)
+        usage.step(0)
+        usage.step(3)
+        operations.usage.append(usage.to_dict())
+        times = LoadTimes(torch.device("cpu"))
+        times.add(Stage.PACK, 0.2)
+        with times.copy():
+            pass
+        operations.workers.append({"seconds": times.to_dict(), "plans": {"torch": 4}})
     samples = await _scraped(client)
-    assert samples["lora_plugin_up", ()] == 0
-    assert samples["lora_plugin_requests_total", (("adapter", "sql"),)] == 1
-    assert not any(name == "lora_plugin_adapters" for name, _ in samples)
+    assert samples["lora_plugin_requests_total", (("adapter", "sql"),)] == 3
+    assert samples["lora_plugin_requests_total", (("adapter", "busy"),)] == 1
+    assert samples["lora_plugin_requests_total", (("adapter", "(composition)"),)] == 4
+    assert samples["lora_plugin_prompt_tokens_total", (("adapter", "sql"),)] == 27
+    assert samples["lora_plugin_generated_tokens_total", (("adapter", "busy"),)] == 5
+    assert samples["lora_plugin_step_adapters_bucket", (("le", "0.0"),)] == 2
+    assert samples["lora_plugin_step_adapters_bucket", (("le", "2.0"),)] == 2
+    assert samples["lora_plugin_step_adapters_bucket", (("le", "4.0"),)] == 4
+    assert samples["lora_plugin_step_adapters_sum", ()] == 6
+    assert samples["lora_plugin_load_seconds_count", (("stage", "pack"),)] == 2
+    assert samples["lora_plugin_load_seconds_sum", (("stage", "pack"),)] == pytest.approx(0.4)
+    assert samples["lora_plugin_load_seconds_count", (("stage", "device"),)] == 2
+    assert samples["lora_plugin_load_seconds_count", (("stage", "queue"),)] == 0
+    assert samples["lora_plugin_kernel_plans_total", (("kernels", "torch"),)] == 8
 
 
 async def test_the_format_follows_accept(client: TestClient) -> None:
@@ -91,46 +133,77 @@ async def test_the_format_follows_accept(client: TestClient) -> None:
     assert {"lora_plugin_up", "lora_plugin_loads", "lora_plugin_staging_seconds"} <= names
 
 
-async def test_every_metric_is_documented_and_prefixed(client: TestClient, metrics: Metrics) -> None:
-    metrics.count_request("sql")
-    metrics.count_rejection(Code.NOT_FINITE)
-    families = list(parse_text(await (await client.get("/metrics")).text()))
-    exported = {
-        f"{family.name}_total" if family.type == "counter" else family.name
-        for family in families
-        if not family.name.endswith("_created")
-    }
-    section = DOCS.read_text().split("## Metrics")[1].split("\n## ")[0]
-    assert exported == set(re.findall(r"`(lora_plugin_\w+)`", section))
-
-
 def test_counters() -> None:
     metrics = Metrics()
-    metrics.count_request("sql")
-    metrics.count_request("sql")
+    metrics.count_refusal(Code.NOT_READY)
+    metrics.count_refusal(Code.NOT_READY)
     metrics.count_rejection(Code.NOT_FINITE)
     metrics.staging_seconds.observe(0.2)
     samples = _rendered(metrics)
-    assert samples["lora_plugin_requests_total", (("adapter", "sql"),)] == 2
+    assert samples["lora_plugin_refused_requests_total", (("code", "not-ready"),)] == 2
     assert samples["lora_plugin_rejections_total", (("code", "not-finite"),)] == 1
     assert samples["lora_plugin_staging_seconds_sum", ()] == pytest.approx(0.2)
     assert samples["lora_plugin_staging_seconds_bucket", (("le", "0.1"),)] == 0
     assert samples["lora_plugin_staging_seconds_bucket", (("le", "0.25"),)] == 1
 
 
-def test_adapter_labels_are_bounded() -> None:
-    metrics = Metrics()
-    for index in range(3 * MAX_ADAPTER_LABELS):
-        metrics.count_request(f"adapter-{index}")
-    metrics.count_request("adapter-0")
-    series = {
-        labels: value
-        for (name, labels), value in _rendered(metrics).items()
-        if name.endswith("requests_total")
-    }
-    assert len(series) == MAX_ADAPTER_LABELS + 1
-    assert series[("adapter", "other"),] == 2 * MAX_ADAPTER_LABELS
-    assert series[("adapter", "adapter-0"),] == 2
+async def test_adapter_labels_are_bounded(client: TestClient, operations: MemoryOperations) -> None:
+    """In an engine, and over all engines."""
+    for engine in range(2):
+        usage = Usage()
+        for index in range(3 * MAX_NAMES):
+            usage.finished(f"adapter-{engine}-{index}", 1, 1)
+        usage.finished(f"adapter-{engine}-0", 1, 1)
+        assert len(usage.to_dict()["by_name"]) == MAX_NAMES + 1
+        operations.usage.append(usage.to_dict())
+    for _ in range(2):
+        series = {
+            labels: value
+            for (name, labels), value in (await _scraped(client)).items()
+            if name == "lora_plugin_requests_total"
+        }
+        assert len(series) == MAX_NAMES + 1
+        assert sum(series.values()) == 2 * (3 * MAX_NAMES + 1)
+        assert series[("adapter", "adapter-0-0"),] == 2
+
+
+@given(st.lists(st.floats(0, 100), max_size=50))
+def test_a_distribution_counts_as_prometheus_does(values: list[float]) -> None:
+    registry = CollectorRegistry()
+    truth = Histogram("h", "h", buckets=SECONDS, registry=registry)
+    ours = Distribution()
+    for value in values:
+        truth.observe(value)
+        ours.add(value)
+    total = Distribution.total([ours.to_dict(), Distribution().to_dict()])
+    expected = [s.value for s in next(iter(registry.collect())).samples if s.name == "h_bucket"]
+    assert list(accumulate(total.counts)) == expected
+    assert total.sum == pytest.approx(sum(values))
+
+
+PROCESS = """
+from lora_plugin.errors import Code
+from lora_plugin.metrics import Metrics, render
+metrics = Metrics()
+metrics.count_refusal(Code.NOT_READY)
+metrics.staging_seconds.observe(0.2)
+print(render(metrics.registry)[0].decode(), "=====", render(metrics.registry, with_summed=False)[0].decode())
+"""
+
+
+def test_several_api_servers_are_summed_up(tmp_path: Path) -> None:
+    """As the host runs them: each a process, counting into files of one directory."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for count in (1, 2, 3):
+        shown = subprocess.run(
+            [sys.executable, "-c", PROCESS], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        everything, for_the_host = map(_samples, shown.split("====="))
+        assert everything["lora_plugin_refused_requests_total", (("code", "not-ready"),)] == count
+        assert everything["lora_plugin_staging_seconds_count", ()] == count
+        # The host's own exposition has the sums already; nothing may be there twice.
+        assert not any("refused" in name or "staging" in name for name, _ in for_the_host)
+        assert for_the_host["lora_plugin_up", ()] == 0
 
 
 def test_the_bound_holds_between_threads() -> None:
@@ -146,11 +219,11 @@ def test_the_bound_holds_between_threads() -> None:
 
 
 def test_the_default_registry_stays_clean() -> None:
-    Metrics().count_request("sql")
+    Metrics().count_refusal(Code.NOT_READY)
     assert not any(family.name.startswith("lora_plugin") for family in REGISTRY.collect())
 
 
 def test_instances_do_not_collide() -> None:
     first, second = Metrics(), Metrics()
-    first.count_request("sql")
-    assert not any(name == "lora_plugin_requests_total" for name, _ in _rendered(second))
+    first.count_refusal(Code.NOT_READY)
+    assert not any(name == "lora_plugin_refused_requests_total" for name, _ in _rendered(second))

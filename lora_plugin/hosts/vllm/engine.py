@@ -23,6 +23,7 @@ from lora_plugin.hosts.vllm.requests import to_spec
 from lora_plugin.pool.entry import Host
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
+from lora_plugin.pool.usage import Usage
 from lora_plugin.readiness import StageSpec
 from lora_plugin.stager import Job
 
@@ -43,6 +44,9 @@ class EngineAdapters:
         executor: the host's executor; every rank executes the same calls in the same order as its steps.
         pool: the engine's pool.
         hooks: this process's.
+
+    Attributes:
+        usage: what its adapters were used for.
     """
 
     def __init__(self, executor: Any, pool: AdapterPool, hooks: HookManager) -> None:
@@ -53,6 +57,7 @@ class EngineAdapters:
         self._jobs: dict[int, Job] = {}
         self._staging: set[int] = set()
         self._failures: dict[int, Reason] = {}
+        self.usage = Usage()
         self._parked = False
         self._polled_at = 0.0
         self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -66,6 +71,7 @@ class EngineAdapters:
             "pin": lambda p: self._pool.pin(int(p["id"])),
             "unpin": lambda p: self._pool.unpin(int(p["id"])),
             "snapshot": lambda _: self._pool.snapshot(),
+            "measure": lambda _: self._measure(),
         }
 
     def want(self, request: LoRARequest) -> None:
@@ -117,6 +123,11 @@ class EngineAdapters:
         except LoraPluginError as error:
             return {"error": error.reason.to_dict(), "status": error.status}
         return {"result": result}
+
+    def _measure(self) -> dict[str, Any]:
+        """A snapshot with what only metrics need; the first rank stands for all."""
+        worker = self._executor.collective_rpc(rpc.measure)[0]
+        return {**self._pool.snapshot(), "usage": self.usage.to_dict(), "worker": worker}
 
     def _want(self, spec: StageSpec, *, served: bool = True) -> None:
         self._failures.pop(spec.id, None)

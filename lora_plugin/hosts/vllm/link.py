@@ -75,6 +75,10 @@ class EngineLink:
         """Every engine's pool, as `AdapterPool.snapshot` gives it."""
         return await self._call("snapshot", {})
 
+    async def measure(self) -> list[dict[str, Any]]:
+        """The same with what only metrics need: `usage`, and `worker` of the first rank."""
+        return await self._call("measure", {})
+
     async def _call(self, command: str, payload: dict[str, Any]) -> list[Any]:
         core = self._core
         text = json.dumps(payload)

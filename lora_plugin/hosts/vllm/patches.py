@@ -7,7 +7,17 @@ import logging
 from typing import Any
 
 from lora_plugin.errors import HostIncompatible
-from lora_plugin.hosts.vllm import app, config, engine, incoming, lost, runner, scheduler, server
+from lora_plugin.hosts.vllm import (
+    app,
+    config,
+    engine,
+    host_metrics,
+    incoming,
+    lost,
+    runner,
+    scheduler,
+    server,
+)
 from lora_plugin.hosts.vllm.seams import Seam, apply_all
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
 
@@ -43,6 +53,13 @@ SEAMS: tuple[Seam, ...] = (
         app.add_middleware,
         ("args", "app"),
         "headers in and out, and the end of a response: the scope of a request",
+    ),
+    Seam(
+        "vllm.entrypoints.serve.instrumentator.metrics",
+        "attach_router",
+        host_metrics.attach_metrics,
+        ("app",),
+        "/metrics shows the plugin's metrics too",
     ),
     Seam(
         _MODELS,

@@ -18,6 +18,12 @@ def layout(worker: Any) -> dict[str, Any]:
     return result
 
 
+def measure(worker: Any) -> dict[str, Any]:
+    """What metrics show of this rank."""
+    result: dict[str, Any] = worker.model_runner.lora_manager.measure()
+    return result
+
+
 def exchange(worker: Any, orders: Orders, jobs: list[Job], ask: list[int]) -> dict[int, Any]:
     """Execute orders, start jobs, and say how the adapters in `ask` stand.
 

@@ -61,6 +61,10 @@ class LoraSchedulerMixin:
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
         self.pool.release(request.request_id)
+        if request.lora_request is not None:
+            self.adapters.usage.finished(
+                request.lora_request.lora_name, request.num_prompt_tokens, request.num_output_tokens
+            )
         return result
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -70,6 +74,8 @@ class LoraSchedulerMixin:
             {r.request_id: r.lora_request.lora_int_id for r in running if r.lora_request is not None}
         )
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if output.total_num_scheduled_tokens:
+            self.adapters.usage.step(self.pool.num_in_use)
         orders = self.adapters.take_orders()
         if orders:
             setattr(output, ORDERS, orders)

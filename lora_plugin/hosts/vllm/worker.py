@@ -25,6 +25,7 @@ from lora_plugin.hosts.vllm.config import arena_shape, process_hooks, required_s
 from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
 from lora_plugin.kernels import Batch, register
 from lora_plugin.layout import Kind, ModelLayout
+from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.stager import Job, Stager
@@ -57,6 +58,7 @@ class WorkerAdapters:
         self._names: dict[int, str] = {}
         self._listeners: StepListeners | None = None
         self._prompt_adapter: int | None = None
+        self._times = LoadTimes(device)
         self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -77,7 +79,10 @@ class WorkerAdapters:
             wrapped.module.handle = register(weights, batch, partial(layer_compute, hooks, wrapped.layer))
             wrapped.module.before_logits = self._fit_logits
         self.stager = Stager(
-            self.layout, required_settings().max_adapter_bytes, pin=PIN_MEMORY and self._on_gpu
+            self.layout,
+            required_settings().max_adapter_bytes,
+            pin=PIN_MEMORY and self._on_gpu,
+            times=self._times,
         )
         if hooks.has("batch_built"):
             self._listeners = StepListeners(
@@ -120,7 +125,8 @@ class WorkerAdapters:
             logger.debug("order: %s", order)
             match order:
                 case Load(adapter_id, first_row):
-                    self.arena.load(adapter_id, self.stager.packed(adapter_id), first_row)
+                    with self._times.copy():
+                        self.arena.load(adapter_id, self.stager.packed(adapter_id), first_row)
                 case Drop(adapter_id):
                     self.arena.drop(adapter_id)
                 case Forget(adapter_id):
@@ -135,6 +141,10 @@ class WorkerAdapters:
             self.stager.stage(job)
         outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
         return {adapter_id: o.to_dict() for adapter_id, o in outcomes.items() if o is not None}
+
+    def measure(self) -> dict[str, Any]:
+        """What metrics show of a worker: load times by stage, plans made by kernels."""
+        return {"seconds": self._times.to_dict(), "plans": {self._tokens.kernels: self._tokens.plans}}
 
     # The batch of a step
 

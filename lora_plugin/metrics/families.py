@@ -1,49 +1,42 @@
-"""Prometheus metrics in a registry of our own.
-
-What the catalog and the pool know comes from one snapshot per scrape; the rest is counted as it happens.
-"""
+"""What a snapshot says, as metric families; sums over the engines."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.distribution import Distribution
 from lora_plugin.entry import AdapterState
-from lora_plugin.errors import Code
+from lora_plugin.load_times import Stage
+from lora_plugin.metrics.snapshot import Snapshot
+from lora_plugin.pool.usage import MAX_NAMES, OTHER
 
 PREFIX = "lora_plugin"
-MAX_ADAPTER_LABELS = 200
-OTHER = "other"
-
-_STAGING_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What one scrape shows of the catalog and the engines."""
-
-    adapters: list[AdapterView]
-    pool: PoolView
 
 
 class BoundedLabels:
     """The first `limit` names seen; every later one becomes "other"."""
 
-    def __init__(self, limit: int = MAX_ADAPTER_LABELS) -> None:
+    def __init__(self, limit: int = MAX_NAMES) -> None:
         self._limit = limit
         self._names: set[str] = set()
         self._lock = threading.Lock()
 
     def label(self, name: str) -> str:
         with self._lock:
+            if name == OTHER:
+                return OTHER
             if name not in self._names and len(self._names) >= self._limit:
                 return OTHER
             self._names.add(name)
@@ -51,10 +44,12 @@ class BoundedLabels:
 
 
 class SnapshotCollector(Collector):
-    """The metrics that follow from the latest snapshot; sums over the engines."""
+    """The metrics that follow from the latest snapshot."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
+        # Each engine has its own first names; together they are bounded too.
+        self._labels = BoundedLabels()
 
     def collect(self) -> Iterator[Metric]:
         snapshot = self.snapshot
@@ -66,60 +61,24 @@ class SnapshotCollector(Collector):
             yield from _residency_metrics(snapshot)
             yield from _wait_metrics(snapshot.pool)
             yield from _pool_counters(snapshot.pool)
+            yield from self._usage(snapshot)
+            yield from _worker_metrics(snapshot)
 
-
-class Metrics:
-    """The registry and what others increment; every method may be called from any thread.
-
-    Attributes:
-        registry: separate from prometheus_client's default one.
-        staging_seconds: observe the seconds from the first request for a version until it is staged.
-    """
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.staging_seconds = Histogram(
-            f"{PREFIX}_staging_seconds",
-            "Seconds until an adapter was staged in host memory",
-            buckets=_STAGING_BUCKETS,
-            registry=self.registry,
-        )
-        self._requests = Counter(
-            f"{PREFIX}_requests", "Requests by adapter", ["adapter"], registry=self.registry
-        )
-        self._rejections = Counter(
-            f"{PREFIX}_rejections", "Refusals by code", ["code"], registry=self.registry
-        )
-        self._routing_files = Gauge(
-            f"{PREFIX}_routing_file_valid",
-            "1 when the present content of a routing file is what is gone by",
-            ["file"],
-            registry=self.registry,
-        )
-        self._labels = BoundedLabels()
-        self._snapshots = SnapshotCollector()
-        self.registry.register(self._snapshots)
-
-    def count_request(self, adapter: str) -> None:
-        """One request served by `adapter`: a resolved name, never the client's text."""
-        self._requests.labels(self._labels.label(adapter)).inc()
-
-    def count_rejection(self, code: Code) -> None:
-        """One folder or request refused."""
-        self._rejections.labels(code.value).inc()
-
-    def note_routing_file(self, name: str, *, valid: bool) -> None:
-        """How a routing file stands."""
-        self._routing_files.labels(name).set(valid)
-
-    def update(self, snapshot: Snapshot | None) -> None:
-        """Sets what the next `render` shows; None: the engines did not answer."""
-        self._snapshots.snapshot = snapshot
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that an Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def _usage(self, snapshot: Snapshot) -> Iterator[Metric]:
+        sums: tuple[Tally[str], ...] = (Tally(), Tally(), Tally())
+        for engine in snapshot.usage:
+            for name, counts in engine["by_name"].items():
+                label = self._labels.label(name)
+                for each, count in zip(sums, counts, strict=True):
+                    each[label] += count
+        requests, prompt, generated = sums
+        yield _counters("requests", "Requests that ended, by adapter", "adapter", requests)
+        yield _counters("prompt_tokens", "Prompt tokens of requests that ended", "adapter", prompt)
+        yield _counters("generated_tokens", "Tokens that they generated", "adapter", generated)
+        steps = Distribution.total(engine["steps"] for engine in snapshot.usage)
+        family = HistogramMetricFamily(f"{PREFIX}_step_adapters", "Adapters in a step")
+        _add(family, [], steps)
+        yield family
 
 
 def _adapter_metrics(adapters: Iterable[AdapterView]) -> Iterator[Metric]:
@@ -171,10 +130,33 @@ def _pool_counters(pool: PoolView) -> Iterator[Metric]:
     yield _counter("loads", "Copies from host memory to the device", sum(c.loads for c in counters))
     yield _counter("hits", "Admissions that found the adapter resident", sum(c.hits for c in counters))
     yield _counter("misses", "Admissions that did not find it resident", sum(c.misses for c in counters))
-    family = CounterMetricFamily(f"{PREFIX}_evictions", "Adapters evicted, by reason", labels=["reason"])
-    for reason, count in sorted(evictions.items()):
-        family.add_metric([reason], count)
+    yield _counters("evictions", "Adapters evicted, by reason", "reason", evictions)
+
+
+def _worker_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    family = HistogramMetricFamily(
+        f"{PREFIX}_load_seconds", "Seconds of a load in a worker, by stage", labels=["stage"]
+    )
+    for stage in Stage:
+        _add(family, [stage], Distribution.total(worker["seconds"][stage] for worker in snapshot.workers))
     yield family
+    plans: Tally[str] = Tally()
+    for worker in snapshot.workers:
+        plans.update(worker["plans"])
+    yield _counters("kernel_plans", "Steps that were planned anew, by kernels", "kernels", plans)
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], values: Distribution) -> None:
+    bounds = [*map(str, map(float, values.bounds)), "+Inf"]
+    cumulated = list(accumulate(values.counts))
+    family.add_metric(labels, list(zip(bounds, cumulated, strict=True)), values.sum)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
 
 
 def _gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
