@@ -8,12 +8,13 @@ import os
 import shutil
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from server import BASE, Server
+from server import BASE, Server, get
 from tiny import logprobs, make_adapter, tokenizer
 
 FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16", "--max-model-len", "8192")
@@ -342,3 +343,60 @@ def test_a_bad_adapter_evicts_no_good_one(
         server.complete("bad", prompt)
     assert {e["adapter"] for e in server.admin("/v1/pool")[1]["engines"][0]["extents"]} == resident
     expect(server, model, others["n6"], "n6", prompt)
+
+
+def test_the_operator_loads_reloads_and_follows(
+    server: Server, model: Path, others: dict[str, Path], prompt: list[int]
+) -> None:
+    server.drop(others["n3"], "n3")
+    server.wait_listed("n3")
+    assert server.admin("/v1/adapters/n3?wait=30", "PUT")[0] in (200, 201)
+    status, view = server.admin("/v1/adapters/n3", "PUT")
+    assert (status, view["residency"]["host"]) == (200, 1)
+    assert server.admin("/v1/adapters/n3/evict", "POST")[0] == 200
+    status, view = server.admin("/v1/adapters/n3?wait=30", "PUT")
+    assert (status, view["residency"]["host"]) == (201, 1)
+    assert server.admin("/v1/adapters/n3", "DELETE")[0] == 200
+    server.wait_gone("n3", 1)
+    assert server.admin("/v1/adapters/n3/reload", "POST")[1]["state"] == "listed"
+    expect(server, model, others["n3"], "n3", prompt)
+    assert server.admin("/v1/adapters/nobody", "PUT")[0] == 404
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{server.admin_port}/v1/events?after=0", timeout=30
+    ) as stream:
+        seen = set()
+        while {"unloaded", "listed"} - seen:
+            line = stream.readline().decode()
+            if line.startswith("data:") and '"n3"' in line:
+                seen.add(json.loads(line.removeprefix("data:"))["kind"])
+    config = {row["variable"]: row for row in server.admin("/v1/config")[1]["settings"]}
+    assert config["LORA_PLUGIN_HOST_MEMORY"]["value"] == "2MiB"
+    assert config["LORA_PLUGIN_KERNELS"]["source"] == "default"
+
+
+def test_both_metrics_endpoints_count_what_was_served(
+    server: Server, others: dict[str, Path], prompt: list[int]
+) -> None:
+    def scraped(port: int) -> dict[str, float]:
+        text = get(f"http://127.0.0.1:{port}/metrics")[1].decode()
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        assert len({name for name, _ in lines}) == len(lines)
+        return {name: float(value) for name, value in lines}
+
+    server.drop(others["n4"], "counted")
+    server.wait_listed("counted")
+    for _ in range(2):
+        server.complete("counted", prompt, 5)
+    server.complete(BASE, prompt, 5)
+    host, own = scraped(server.port), scraped(server.admin_port)
+    label = '{adapter="counted"}'
+    for samples in (host, own):
+        assert samples["lora_plugin_up"] == 1
+        assert samples[f"lora_plugin_requests_total{label}"] == 2
+        assert samples[f"lora_plugin_prompt_tokens_total{label}"] == 2 * len(prompt)
+        assert samples[f"lora_plugin_generated_tokens_total{label}"] == 10
+        assert samples['lora_plugin_load_seconds_count{stage="pack"}'] >= 1
+        assert samples['lora_plugin_load_seconds_count{stage="device"}'] == samples["lora_plugin_loads_total"]
+        assert samples['lora_plugin_step_adapters_bucket{le="1.0"}'] >= 10
+    assert any(name.startswith("vllm:") for name in host)
+    assert not any(name.startswith("vllm:") for name in own)
