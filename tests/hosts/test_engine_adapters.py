@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
 from lora_plugin.hosts.vllm.engine import EngineAdapters
 from lora_plugin.layout import ModelLayout
+from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.stager import Job, Stager
@@ -27,7 +29,8 @@ class Rank:
     """A worker with a stager and a record of what it was ordered."""
 
     def __init__(self, loader: Callable[..., PackedAdapter]) -> None:
-        self.stager = Stager(LAYOUT, 1 << 20, loader=loader)
+        self.times = LoadTimes(torch.device("cpu"))
+        self.stager = Stager(LAYOUT, 1 << 20, loader=loader, times=self.times)
         self.orders: list[Load | Drop | Forget] = []
 
     def execute(self, orders: Orders) -> None:
@@ -43,6 +46,9 @@ class Rank:
             self.stager.stage(job)
         outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
         return {adapter_id: outcome.to_dict() for adapter_id, outcome in outcomes.items() if outcome}
+
+    def measure(self) -> dict[str, Any]:
+        return {"seconds": self.times.to_dict(), "plans": {}}
 
     @property
     def model_runner(self) -> Any:
@@ -68,7 +74,7 @@ class Engine:
         return PackedAdapter(8, 100, (), torch.zeros(0))
 
     def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
-        assert function in (rpc.exchange, rpc.layout)
+        assert function in (rpc.exchange, rpc.layout, rpc.measure)
         return [function(rank, *args) for rank in self.ranks]
 
     def stage(self, adapter_id: int, name: str = "good") -> dict[str, Any]:
@@ -147,3 +153,15 @@ def test_a_parked_request_has_its_lost_version_staged_again(engine: Engine) -> N
         engine.adapters.park(7)
         engine.adapters.advance()
         time.sleep(0.006)
+
+
+def test_metrics_come_with_a_snapshot(engine: Engine) -> None:
+    engine.until(7, "ready")
+    engine.adapters.usage.finished("good", 3, 4)
+    engine.adapters.usage.step(1)
+    result = json.loads(json.dumps(engine.adapters.call("measure", {}, idle=True)))["result"]
+    assert result["slabs"] == 2
+    assert result["usage"]["by_name"] == {"good": [1, 3, 4]}
+    assert sum(result["usage"]["steps"]["counts"]) == 1
+    seconds = result["worker"]["seconds"]
+    assert [sum(seconds[stage]["counts"]) for stage in ("queue", "pack", "device")] == [1, 1, 0]
