@@ -10,6 +10,8 @@ from documents import DOCS, ROOT, section
 
 from lora_plugin.admin.models import PoolView
 from lora_plugin.errors import Code
+from lora_plugin.extensions.metrics import export_plugins
+from lora_plugin.hooks.manager import HookManager
 from lora_plugin.metrics import Metrics, Snapshot
 from lora_plugin.pool.journal import Cause
 
@@ -18,6 +20,7 @@ FOLDER = ROOT / "examples/observability"
 
 def exported() -> set[str]:
     metrics = Metrics()
+    export_plugins(HookManager(), metrics.registry)
     metrics._snapshots.snapshot = Snapshot([], PoolView(engines=()))
     families = {family.name: family for family in metrics.registry.collect()}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
