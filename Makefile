@@ -6,7 +6,7 @@ VLLM ?= 0.32.0
 READY := $(VENV)/.ready-$(VLLM)
 MODEL := .cache/SmolLM2-135M-Instruct
 
-.PHONY: setup demo test parity soak lint bench model clean
+.PHONY: setup demo test parity soak lint bench bench-2048 model clean
 
 setup: $(READY)
 
@@ -36,6 +36,11 @@ soak: setup
 
 bench: model
 	$(BIN)/python benchmarks/cpu_serving.py --model $(MODEL) --json .cache/cpu_serving.json
+
+# The same loads on a random model of hidden 2048: a layer's adapters are a smaller part of it.
+bench-2048: setup
+	$(BIN)/python benchmarks/random_model.py .cache/random-2048
+	$(BIN)/python benchmarks/cpu_serving.py --model .cache/random-2048 --json .cache/cpu_serving-2048.json
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info

@@ -25,19 +25,22 @@ import aiohttp
 from random_adapter import write_adapter
 from servers import BenchServer
 
-RANKS = {"r8": 8, "r16": 16, "r32": 32}
-LOADS = ("decode base", "decode mixed", "prefill base", "prefill one", "prefill mixed")
+RANKS = {"r8": 8, "r16": 16, "r32": 32} | {f"a{i}": (8, 16, 32)[i % 3] for i in range(13)}
+LOADS = ("decode base", "decode mixed", "decode 16 adapters", "prefill base", "prefill one", "prefill mixed")
 _MIXED = ("base", "r8", "r16", "r32")
+PLUGIN_FLAGS = ("--max-loras", "8")
+HOST_FLAGS = ("--enable-lora", "--max-loras", "16", "--max-lora-rank", "64")
+"""Room for all adapters at once: the plugin's slabs hold several of a low rank, the host's slots one each."""
 
 
 class Client:
     """Requests of random token ids; answers are not looked at, errors end the run."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, vocabulary: int) -> None:
+        self._session, self._vocabulary = session, vocabulary
 
     async def complete(self, server: BenchServer, model: str, prompt_len: int, tokens: int) -> None:
-        prompt = [random.randrange(100, 40000) for _ in range(prompt_len)]
+        prompt = [random.randrange(100, self._vocabulary) for _ in range(prompt_len)]
         body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
             if answer.status != 200:
@@ -57,12 +60,21 @@ class Client:
             times = [time.perf_counter() async for line in answer.content if line.startswith(b"data: {")]
         return [b - a for a, b in itertools.pairwise(times[4:])]
 
+    async def listed(self, server: BenchServer, name: str) -> None:
+        """Wait until /v1/models names it."""
+        while True:
+            async with self._session.get(f"{server.url}/v1/models") as answer:
+                if f'"{name}"' in await answer.text():
+                    return
+            await asyncio.sleep(0.05)
+
 
 async def decode(client: Client, server: BenchServer, models: Sequence[str], tokens: int = 96) -> float:
-    """Tokens per second of eight sequences."""
-    started = time.perf_counter()
-    await asyncio.gather(*(client.complete(server, models[i % len(models)], 16, tokens) for i in range(8)))
-    return 8 * tokens / (time.perf_counter() - started)
+    """Tokens per second of eight sequences, or of one for each of 16 adapters."""
+    started, sequences = time.perf_counter(), max(8, len(models))
+    names = itertools.islice(itertools.cycle(models), sequences)
+    await asyncio.gather(*(client.complete(server, name, 16, tokens) for name in names))
+    return sequences * tokens / (time.perf_counter() - started)
 
 
 async def prefill(client: Client, server: BenchServer, models: Sequence[str]) -> float:
@@ -75,16 +87,15 @@ async def prefill(client: Client, server: BenchServer, models: Sequence[str]) ->
 def load_of(name: str, *, lora: bool) -> Callable[[Client, BenchServer], Awaitable[float]]:
     """A load as a function; a server without LoRA serves the base model in each."""
     kind, _, which = name.partition(" ")
-    models = {"base": ("base",), "one": ("r16",), "mixed": _MIXED}[which] if lora else ("base",)
+    models = {"base": ("base",), "one": ("r16",), "mixed": _MIXED, "16 adapters": tuple(RANKS)}[which]
     function = decode if kind == "decode" else prefill
-    return lambda client, server: function(client, server, models)
+    return lambda client, server: function(client, server, models if lora else ("base",) * len(models))
 
 
 async def measure(
-    servers: Sequence[BenchServer], rounds: int, session: aiohttp.ClientSession
-) -> dict[str, Any]:
+    servers: Sequence[BenchServer], rounds: int, client: Client
+) -> dict[str, dict[str, list[float]]]:
     """Per server and load: the tokens per second of every round."""
-    client = Client(session)
     results: dict[str, dict[str, list[float]]] = {s.name: {name: [] for name in LOADS} for s in servers}
     for number in range(rounds + 1):
         for name in LOADS:
@@ -99,14 +110,13 @@ async def measure(
 
 
 async def longest_gaps(
-    server: BenchServer, model: Path, directory: Path, scratch: Path, session: aiohttp.ClientSession
+    server: BenchServer, model: Path, directory: Path, scratch: Path, client: Client
 ) -> dict[str, float]:
     """The longest gap of four streams, in milliseconds: quiet, and while new adapters are loaded.
 
     Six short requests arrive meanwhile in both cases, so that their prefills are in both; when loading, each
-    is the first one of an adapter of 39 MB that was dropped a moment before.
+    is the first one of an adapter of rank 64 that was dropped a moment before.
     """
-    client = Client(session)
 
     async def streams(drop: Sequence[Path]) -> float:
         running = asyncio.gather(*(client.gaps(server, m, 160) for m in _MIXED))
@@ -116,7 +126,7 @@ async def longest_gaps(
             if drop:
                 name = drop[i].name
                 drop[i].rename(directory / name)
-                await listed(session, server, name)
+                await client.listed(server, name)
             await client.complete(server, name, 4, 2)
         return max(max(gaps) for gaps in await running) * 1e3
 
@@ -126,15 +136,6 @@ async def longest_gaps(
         quiet.append(await streams([]))
         loading.append(await streams(new))
     return {"quiet": statistics.median(quiet), "loading": statistics.median(loading)}
-
-
-async def listed(session: aiohttp.ClientSession, server: BenchServer, name: str) -> None:
-    """Wait until /v1/models names it."""
-    while True:
-        async with session.get(f"{server.url}/v1/models") as answer:
-            if f'"{name}"' in await answer.text():
-                return
-        await asyncio.sleep(0.05)
 
 
 def summarise(results: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -170,13 +171,18 @@ def make_servers(model: Path, work: Path, *, with_host: bool) -> list[BenchServe
     plugin = {"LORA_PLUGIN_ADAPTER_DIR": str(directory), "LORA_PLUGIN_ADMIN_PORT": "0"}
     servers = [
         BenchServer("no LoRA", model, work / "none.log"),
-        BenchServer("plugin", model, work / "plugin.log", env=plugin),
+        BenchServer("plugin", model, work / "plugin.log", PLUGIN_FLAGS, plugin),
     ]
     if with_host:
-        flags = ("--enable-lora", "--max-loras", "4", "--max-lora-rank", "64", "--lora-modules")
+        flags = (*HOST_FLAGS, "--lora-modules")
         modules = tuple(f"{name}={directory / name}" for name in RANKS)
         servers.append(BenchServer("host's LoRA", model, work / "host.log", flags + modules))
     return servers
+
+
+def vocabulary_of(model: Path) -> int:
+    size: int = json.loads((model / "config.json").read_text())["vocab_size"]
+    return size
 
 
 async def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -188,9 +194,10 @@ async def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
         ) as session:
-            results = await measure(servers, arguments.rounds, session)
+            client = Client(session, vocabulary_of(arguments.model))
+            results = await measure(servers, arguments.rounds, client)
             servers[1].thaw()
-            gaps = await longest_gaps(servers[1], arguments.model, work / "adapters", work / "new", session)
+            gaps = await longest_gaps(servers[1], arguments.model, work / "adapters", work / "new", client)
     finally:
         for server in servers:
             server.stop()
