@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +16,16 @@ from watchdog.observers.api import BaseObserver, EventEmitter
 
 logger = logging.getLogger("lora_plugin")
 
+# For every folder that is moved watchdog warns of itself, with all folders that it watches in the message.
+warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"watchdog\.observers")
+logging.getLogger("watchdog.observers").setLevel(logging.ERROR)
+
 # Reading a folder makes these; reacting to them would read it again.
 _READS = frozenset({"opened", "closed_no_write"})
 _LEAVES = frozenset({"deleted", "moved"})
+_REST_SECONDS = 1.0
+_REST_FACTOR = 10.0
+"""Between two beginnings: each costs a look at every folder, and thousands of them may come and go."""
 
 
 class Observation(FileSystemEventHandler):
@@ -35,6 +44,7 @@ class Observation(FileSystemEventHandler):
         self._threads: list[threading.Thread] = []
         self._watched: tuple[int, int] | None = None
         self._stale = False
+        self._rest_until = 0.0
 
     def refresh(self) -> bool:
         """Starts observing where it is not, or no longer as it should.
@@ -46,16 +56,26 @@ class Observation(FileSystemEventHandler):
             OSError: file events do not work here.
         """
         present = self._identity()
-        if present is not None and present == self._watched and not self._stale:
-            if all(thread.is_alive() for thread in self._threads):
+        if present is not None and present == self._watched:
+            if self._stale and time.monotonic() < self._rest_until:
                 return False
-            raise OSError("the thread that reads them ended")
+            if not self._stale:
+                if all(thread.is_alive() for thread in self._threads):
+                    return False
+                raise OSError("the thread that reads them ended")
         self.stop()
         if present is None:
             return False
+        started = time.monotonic()
         self._start()
         self._watched = present
+        self._rest_until = time.monotonic() + max(_REST_SECONDS, _REST_FACTOR * (time.monotonic() - started))
         return True
+
+    @property
+    def refresh_at(self) -> float | None:
+        """Monotonic seconds: when `refresh` is wanted although nothing else is to be done."""
+        return self._rest_until if self._stale else None
 
     def stop(self) -> None:
         """Ends observing; a later `refresh` starts it again."""

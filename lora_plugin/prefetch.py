@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from lora_plugin.errors import LoraPluginError
@@ -21,13 +21,13 @@ class Prefetcher:
 
     def __init__(self, ensure: Callable[[str], Awaitable[object]]) -> None:
         self._ensure = ensure
-        self._queue: deque[str] = deque()
+        # Ordered, and quick to look a name up in, however many appear at once.
+        self._queue: OrderedDict[str, None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str) -> None:
         """Called on the event loop; a name that waits already is not added again."""
-        if name not in self._queue:
-            self._queue.append(name)
+        self._queue.setdefault(name)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
 
@@ -39,7 +39,7 @@ class Prefetcher:
 
     async def _work(self) -> None:
         while self._queue:
-            name = self._queue.popleft()
+            name, _ = self._queue.popitem(last=False)
             try:
                 await self._ensure(name)
             except LoraPluginError as error:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from typing import Any, Protocol
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.bridge import LoopBridge
@@ -20,13 +20,22 @@ from lora_plugin.admin.server import AdminServer
 from lora_plugin.admin.tls import server_context
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState, Version
-from lora_plugin.errors import AdapterNotFound, Code, Forbidden, LoraPluginError, Unavailable
+from lora_plugin.errors import (
+    AdapterNotFound,
+    AdapterRejected,
+    BadRequest,
+    Code,
+    Forbidden,
+    LoraPluginError,
+    Unavailable,
+)
 from lora_plugin.events import Event, EventKind
 from lora_plugin.extensions.lifecycle import CatalogEvents
 from lora_plugin.extensions.metrics import export_plugins
 from lora_plugin.hooks import Part
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
+from lora_plugin.hub.reference import HubReference
 from lora_plugin.layout import ModelLayout
 from lora_plugin.leases import Leases
 from lora_plugin.loads import Loads
@@ -39,6 +48,7 @@ from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import RequestScope
 from lora_plugin.setting_rows import setting_rows
 from lora_plugin.settings import Settings, is_loopback
+from lora_plugin.sources.arrivals import Arrivals
 from lora_plugin.sources.requested import RequestedAdapters
 from lora_plugin.views import Residents, pool_view, routing_view
 from lora_plugin.watcher import Watcher
@@ -49,9 +59,6 @@ _FIRST_SCAN_SECONDS = 30.0
 _CONFIRM_SECONDS = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
 _MAY_PIN = frozenset({EventKind.LISTED, EventKind.UPDATED, EventKind.PINNED})
-
-Fetch = Callable[[str, HubSource], Awaitable[None]]
-"""Puts an adapter from elsewhere into the watched directory, under the name; raises Forbidden."""
 
 
 class Engines(EngineLink, Protocol):
@@ -82,7 +89,6 @@ class Service:
         hooks: this process's.
         base_models: names that the base model is served under.
         with_admin: whether this process has the admin endpoint (one of several API servers does).
-        fetch: for adapters that the operator names a source for; None: no source is allowed.
     """
 
     def __init__(
@@ -94,7 +100,6 @@ class Service:
         *,
         base_models: Collection[str],
         with_admin: bool,
-        fetch: Fetch | None = None,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -128,7 +133,7 @@ class Service:
         if self._with_admin:
             export_plugins(hooks, self._metrics.registry)
         self._admin: AdminServer | None = None
-        self._fetch = fetch
+        self._arrivals = Arrivals(self._catalog, settings, base_models)
         self._loads = Loads()
         self._scanned = False
         self._confirmed: dict[str, float] = {}
@@ -194,6 +199,7 @@ class Service:
             return await self._select(name, scope, several)
 
     async def _select(self, name: str, scope: RequestScope, several: bool) -> StageSpec:
+        await self._arrivals.look(name)
         await self._requested.ensure(name)
         version = self._readiness.ready(name)
         now = time.monotonic()
@@ -231,29 +237,59 @@ class Service:
 
     async def adapters(self) -> list[AdapterView]:
         residents = Residents(await self._engines.snapshots())
-        return [residents.view(adapter) for adapter in self._catalog.list()]
+        # With thousands it takes tens of milliseconds, which no stream should wait for.
+        return await asyncio.to_thread(lambda: [residents.view(each) for each in self._catalog.list()])
 
     async def adapter(self, name: str) -> AdapterView:
         return Residents(await self._engines.snapshots()).view(self._known(name))
 
     async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
-        adapter = self._catalog.get(name)
-        if adapter is not None and adapter.state is AdapterState.LISTED:
+        if source is not None:
+            await self._refer(name, source)
+        elif self._known(name).state is AdapterState.LISTED:
             held = (await self.adapter(name)).residency
             if held.host == held.engines > 0:
                 return Load.READY
-        elif adapter is None and source is None:
-            self._known(name)
-        return await self._loads.run(name, lambda: self._load(name, source), wait)
+        return await self._loads.run(name, lambda: self._load(name), wait)
 
-    async def _load(self, name: str, source: HubSource | None) -> None:
-        adapter = self._catalog.get(name)
-        if adapter is None and source is not None:
-            if self._fetch is None:
-                raise Forbidden(Code.FORBIDDEN, "no source is allowed on this server")
-            await self._fetch(name, source)
-        elif adapter is not None and adapter.state is not AdapterState.LISTED:
+    async def look(self, name: str) -> None:
+        """Has the catalog know what the directory and other API servers' decisions say about a name now."""
+        await asyncio.to_thread(self._catalog.scan, (name,))
+
+    async def load_from(self, name: str, place: str, *, again: bool) -> None:
+        """Has it in every engine's host memory, from a place that `Arrivals.bring` knows.
+
+        Args:
+            name: the adapter's.
+            place: a folder in the watched directory, or a repository.
+            again: look at the files even if it is loaded.
+
+        Raises as `Arrivals.bring`, and what a request for it would get.
+        """
+        await self._arrivals.bring(name, place)
+        if again:
             await self.reload(name)
+        if await self.load(name, None, self._settings.load_timeout_seconds) is Load.UNDER_WAY:
+            raise Unavailable(Code.NOT_READY, f"the adapter {name!r} is still being loaded", hint="try again")
+
+    async def _refer(self, name: str, source: HubSource) -> None:
+        try:
+            reference = HubReference(repo=source.hub, revision=source.revision or "main")
+        except ValidationError:
+            raise BadRequest(
+                Code.BAD_REQUEST, "the source is no place on the Hub", found=f"{source.hub}@{source.revision}"
+            ) from None
+        try:
+            await self._arrivals.refer(name, reference)
+        except AdapterRejected as error:
+            if error.code is Code.HUB_NOT_ALLOWED:
+                raise Forbidden.of(error.reason) from error
+            raise
+
+    async def _load(self, name: str) -> None:
+        if self._known(name).state in (AdapterState.REJECTED, AdapterState.UNLOADED):
+            await self.reload(name)
+        await self._arrivals.settled(name)
         self._catalog.find(name)
         if (version := self._readiness.ready(name)) is not None:
             # The engines may have dropped it since.

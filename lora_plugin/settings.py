@@ -125,6 +125,11 @@ class Settings(BaseSettings):
         ByteSize(2 << 30),
         description="An adapter whose files are larger is refused unread; a size such as 2GiB.",
     )
+    load_endpoints: bool = Field(
+        True,
+        description="Whether /v1/load_lora_adapter and /v1/unload_lora_adapter are there. Every client of "
+        "the API may call them; --api-key guards them as the rest of it.",
+    )
     hub_allow: Names = Field(
         (),
         description="Repositories of the Hugging Face Hub that may be fetched, comma between them: "

@@ -161,7 +161,8 @@ class Watcher:
 
     def _pause(self) -> None:
         """Waits for a change, the next settle time or the next rescan."""
-        due = self._next_rescan if self._next_look is None else min(self._next_look, self._next_rescan)
+        times = (self._next_look, self._observation.refresh_at)
+        due = min([self._next_rescan, *(at for at in times if at is not None)])
         with self._condition:
             self._condition.wait_for(lambda: self._dirty or self._stopping, max(0.0, due - time.monotonic()))
             if self._dirty and not self._stopping:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from lora_plugin.errors import Code, SettingsError
 from lora_plugin.hooks.builtin import BUILTIN
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.plugins import PluginError
+from lora_plugin.hub.hook import HubPlugin
 from lora_plugin.settings import Settings
 
 logger = logging.getLogger("lora_plugin.hooks")
+
+
+def _builtin(settings: Settings) -> Mapping[str, object]:
+    if not settings.hub_allow:
+        return BUILTIN
+    return {**BUILTIN, "hub": HubPlugin(settings.hub_allow, settings.max_adapter_bytes)}
 
 
 def load_hooks(settings: Settings) -> HookManager:
@@ -20,7 +28,7 @@ def load_hooks(settings: Settings) -> HookManager:
         SettingsError: SETTINGS_INVALID: a plugin cannot be imported, or does not fit the specs.
     """
     try:
-        hooks = HookManager.load(settings.hooks, settings.hooks_block, BUILTIN)
+        hooks = HookManager.load(settings.hooks, settings.hooks_block, _builtin(settings))
     except PluginError as error:
         raise SettingsError(
             Code.SETTINGS_INVALID,

@@ -14,8 +14,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from lora_plugin.adapter.files import FileStamp, read_small, reasons
 from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.routing.strict_yaml import read_yaml
+from lora_plugin.state import FOLDER
 
 SUFFIX: Final = ".hub.yaml"
+_SLASH: Final = "--"
+"""Stands for the slash in an adapter's name: the Hub has no names with it."""
 _MAX_BYTES: Final = 64 << 10
 _REPO: Final = re.compile(
     r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(?<![.-])", re.ASCII
@@ -82,6 +86,17 @@ def is_repo(text: str) -> bool:
     return _REPO.fullmatch(text) is not None
 
 
+def name_of(text: str) -> str:
+    """The adapter's name for a repository's, `org--name` for `org/name`; any other text as it is."""
+    return text.replace("/", _SLASH) if is_repo(text) else text
+
+
+def repo_of(name: str) -> str | None:
+    """The inverse of `name_of`; None for a name that it does not make."""
+    repo = name.replace(_SLASH, "/")
+    return repo if is_repo(repo) and name_of(repo) == name else None
+
+
 def is_allowed(repo: str, patterns: Collection[str]) -> bool:
     """Whether a pattern (`org/*`; case matters) names the repository."""
     return any(fnmatchcase(repo, pattern) for pattern in patterns)
@@ -94,16 +109,16 @@ def parse_reference(data: bytes) -> HubReference:
         AdapterRejected: HUB_REFERENCE_INVALID, naming the field.
     """
     try:
-        return HubReference.model_validate(yaml.safe_load(data))
+        content = read_yaml(data)
+    except ValueError as error:
+        raise _invalid(f"it is not YAML: {error}", "the fields repo, revision, subfolder") from None
+    try:
+        return HubReference.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
         cause = first.get("ctx", {}).get("error")
         raise _invalid(f"{field} is not right", str(cause or first["msg"])) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
-        raise _invalid(
-            "the file is not YAML", "fields repo, and where wanted revision and subfolder"
-        ) from None
 
 
 def read_reference(root: Path, name: str) -> HubReference | None:
@@ -125,6 +140,14 @@ def read_reference(root: Path, name: str) -> HubReference | None:
             )
         stamp = FileStamp.of(file, real, real.stat())
     return parse_reference(read_small(stamp, _MAX_BYTES))
+
+
+def write_reference(root: Path, name: str, reference: HubReference) -> None:
+    """Puts an adapter's `.hub.yaml` into the directory, or replaces it. Raises OSError."""
+    draft = root / FOLDER / f"{name}{SUFFIX}.{os.getpid()}.tmp"
+    draft.parent.mkdir(exist_ok=True)
+    draft.write_bytes(reference.dump())
+    draft.replace(root / f"{name}{SUFFIX}")
 
 
 def _invalid(message: str, expected: str) -> AdapterRejected:

@@ -11,7 +11,7 @@ from lora_plugin.hub.reference import HubReference
 
 
 class HubSource:
-    """A `hooks.types.Source`.
+    """Fetches a place on the Hub into a folder.
 
     Args:
         reference: an allowed one.
@@ -23,10 +23,6 @@ class HubSource:
         self._reference = reference
         self._max_bytes = max_bytes
         self._by_file = by_file
-
-    @property
-    def description(self) -> str:
-        return f"hub:{self._reference}"
 
     def fetch(self, destination: Path) -> None:
         """Writes the files into the empty folder, and where they came from. Blocks.

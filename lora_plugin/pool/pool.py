@@ -286,6 +286,14 @@ class AdapterPool:
         """What is known of a version; for reading only."""
         return self._versions.get(adapter_id)
 
+    @property
+    def slabs(self) -> int:
+        return self._device.extents.slabs
+
+    def loading(self) -> Iterator[Entry]:
+        """Versions that are being staged, or wait for room in the host cache; for reading only."""
+        return (entry for entry in self._versions if entry.host in (Host.STAGING, Host.WAITING))
+
     def snapshot(self) -> dict[str, Any]:
         """Everything there is to show, as plain str, int, list and dict."""
         extents, now = self._device.extents, self._versions.clock()

@@ -9,6 +9,7 @@ from lora_plugin.errors import AdapterNotFound, BadRequest, Code
 from lora_plugin.hooks.builtin.spelling import BASE, spell
 from lora_plugin.hooks.manager import HookManager, Named
 from lora_plugin.hooks.types import Part, Request, Selection
+from lora_plugin.hub.reference import name_of
 from lora_plugin.routing.files import RoutingFiles
 
 
@@ -72,7 +73,9 @@ class Router:
         aliased = selection.version is None and not selection.parts and selection.adapter is not None
         if aliased and (alias := self._files.aliases.value.get(str(selection.adapter))) is not None:
             selection, fallback = alias.choose(request), alias.fallback
-        route = Route(asked, selection.adapter, selection.version, selection.parts, fallback)
+        # A repository of the Hub has a slash in its name, which no adapter's has.
+        adapter = None if selection.adapter is None else name_of(selection.adapter)
+        route = Route(asked, adapter, selection.version, selection.parts, fallback)
         if route.adapter is None or route.version is not None or route.parts:
             return route
         return replace(route, parts=self._files.compositions.value.get(route.adapter, ()))

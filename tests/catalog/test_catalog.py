@@ -24,6 +24,7 @@ from catalog_samples import (
 )
 
 import lora_plugin.adapter.load as reader
+import lora_plugin.folders as folders
 from lora_plugin.adapter.digest import adapter_id
 from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
@@ -425,21 +426,21 @@ def test_unchanged_folders_are_not_opened(bench: Bench, monkeypatch: pytest.Monk
     (bench.root / "bad" / CONFIG).write_bytes(config_bytes(r=3))
     (bench.root / "partial").mkdir()
     bench.settle()
-    monkeypatch.setattr("lora_plugin.adapter.load.inspect", lambda *args: pytest.fail("it was inspected"))
+    monkeypatch.setattr("lora_plugin.folders.inspect", lambda *args: pytest.fail("it was inspected"))
     for _ in range(3):
         bench.settle()
     assert [bench.state(name) for name in ("good", "bad", "partial")] == ["listed", "rejected", "settling"]
 
 
 def test_a_check_that_breaks_concerns_one_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    inspect = reader.inspect
+    inspect = folders.inspect
 
     def broken(root: Path, name: str, *args: Any) -> object:
         if name == "a":
             raise ZeroDivisionError
         return inspect(root, name, *args)
 
-    monkeypatch.setattr(reader, "inspect", broken)
+    monkeypatch.setattr(folders, "inspect", broken)
     write_adapter(bench.root / "a")
     write_adapter(bench.root / "b")
     bench.settle()
@@ -466,7 +467,7 @@ def test_the_disk_does_not_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 def test_changed_during_the_check(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was checked may be half of one content and half of the next."""
-    inspect = reader.inspect
+    inspect = folders.inspect
 
     def disturbed(*args: Any) -> object:
         found = inspect(*args)
@@ -475,7 +476,7 @@ def test_changed_during_the_check(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
     write_adapter(bench.root / "a", seed=1, rank=4)
     with monkeypatch.context() as busy:
-        busy.setattr(reader, "inspect", disturbed)
+        busy.setattr(folders, "inspect", disturbed)
         bench.settle()
     assert bench.state("a") == "discovered"
     bench.settle()

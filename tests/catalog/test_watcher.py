@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes, write_adapter
 
-import lora_plugin.adapter.load as reader
+import lora_plugin.folders as folders
 from lora_plugin.catalog import Catalog
 from lora_plugin.settings import Settings
 from lora_plugin.watcher import Watcher
@@ -71,13 +71,13 @@ def test_a_slow_first_check_is_waited_for(
     monkeypatch.setattr("lora_plugin.watcher._SETTLING_SECONDS", 0.01)
     for number in range(30):
         write_adapter(tmp_path / "adapters" / f"a{number}")
-    inspect = reader.inspect
+    inspect = folders.inspect
 
     def slow(*args: Any) -> object:
         time.sleep(0.01)
         return inspect(*args)
 
-    monkeypatch.setattr(reader, "inspect", slow)
+    monkeypatch.setattr(folders, "inspect", slow)
     catalog, watcher = start(settle_seconds=0.001)
     assert watcher.first_scan(30)
     assert len(listed(catalog)) == 30

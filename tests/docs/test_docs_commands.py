@@ -106,7 +106,8 @@ def test_addresses_and_bodies_are_right() -> None:
         if parts.port == admin_port:
             assert any(re.fullmatch(route, parts.path) for route in routes), parts.path
         if "-d" in arguments:
-            assert json.loads(arguments[arguments.index("-d") + 1])["model"]
+            body = json.loads(arguments[arguments.index("-d") + 1])
+            assert body.get("model") or body.get("lora_name")
 
 
 def test_files_that_are_copied_exist() -> None:

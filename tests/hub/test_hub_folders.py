@@ -18,7 +18,7 @@ import lora_plugin.hub.placing
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.hub.reference import HubReference, is_allowed, is_repo, parse_reference
+from lora_plugin.hub.reference import HubReference, is_allowed, is_repo, name_of, parse_reference, repo_of
 
 OTHER = "2" * 40
 
@@ -302,6 +302,16 @@ def test_a_reference_is_written_as_it_is_read(repo: str, subfolder: str | None) 
     if is_repo(repo):
         reference = HubReference(repo=repo, subfolder=subfolder)
         assert parse_reference(reference.dump()) == reference
+
+
+@given(st.from_regex(r"[\w.-]{1,9}(/[\w.-]{1,9}){0,2}", fullmatch=True))
+def test_a_repository_has_one_adapter_name(text: str) -> None:
+    name = name_of(text)
+    if is_repo(text):
+        assert repo_of(name) == text
+        assert "/" not in name
+    else:
+        assert name == text
 
 
 def test_patterns() -> None:

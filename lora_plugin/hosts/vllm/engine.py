@@ -10,10 +10,11 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import RequestStatus
 
 from lora_plugin.errors import AdapterRejected, Code, LoraPluginError, Reason
 from lora_plugin.extensions.lifecycle import DeviceEvents
@@ -44,14 +45,22 @@ class EngineAdapters:
         executor: the host's executor; every rank executes the same calls in the same order as its steps.
         pool: the engine's pool.
         hooks: this process's.
+        requests: the scheduler's unfinished requests.
 
     Attributes:
         usage: what its adapters were used for.
     """
 
-    def __init__(self, executor: Any, pool: AdapterPool, hooks: HookManager) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        pool: AdapterPool,
+        hooks: HookManager,
+        requests: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
         self._executor = executor
         self._pool = pool
+        self._requests = requests
         listened = hooks.has("adapter_activated") or hooks.has("adapter_evicted")
         self._events = DeviceEvents(hooks, pool.get) if listened else None
         self._jobs: dict[int, Job] = {}
@@ -72,6 +81,7 @@ class EngineAdapters:
             "unpin": lambda p: self._pool.unpin(int(p["id"])),
             "snapshot": lambda _: self._pool.snapshot(),
             "measure": lambda _: self._measure(),
+            "requests": lambda _: self._adapter_requests(),
         }
 
     def want(self, request: LoRARequest) -> None:
@@ -186,6 +196,16 @@ class EngineAdapters:
                 )
             except AdapterRejected as error:
                 self._fail(adapter_id, error.reason)
+
+    def _adapter_requests(self) -> dict[str, Any]:
+        """Names of adapters whose requests run, and of those whose wait or which are being loaded."""
+        running: set[str] = set()
+        waiting = {entry.name for entry in self._pool.loading()}
+        for request in self._requests():
+            if request.lora_request is not None:
+                runs = request.status == RequestStatus.RUNNING
+                (running if runs else waiting).add(request.lora_request.lora_name)
+        return {"running": sorted(running), "waiting": sorted(waiting), "slabs": self._pool.slabs}
 
     def _is_staging(self, adapter_id: int) -> bool:
         entry = self._pool.get(adapter_id)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from lora_plugin.hosts.vllm.adapter_requests import Corrected, Requests
 from lora_plugin.service import Service
 
 
@@ -28,5 +31,9 @@ def attach_metrics(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 async def _metrics(request: Request) -> Response:
     service: Service | None = getattr(request.app.state.engine_client, "lora_plugin_service", None)
-    ours = b"" if service is None else await service.exposition()
-    return Response(generate_latest(get_prometheus_registry()) + ours, media_type=CONTENT_TYPE_LATEST)
+    host: Collector = get_prometheus_registry()
+    ours = b""
+    if service is not None:
+        requests: Requests = request.app.state.engine_client.lora_plugin_requests
+        host, ours = Corrected(host, await requests.now()), await service.exposition()
+    return Response(await run_in_threadpool(generate_latest, host) + ours, media_type=CONTENT_TYPE_LATEST)

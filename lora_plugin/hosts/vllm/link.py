@@ -71,6 +71,10 @@ class EngineLink:
     async def unpin(self, adapter_id: int) -> None:
         await self._call("unpin", {"id": adapter_id})
 
+    async def adapter_requests(self) -> list[dict[str, Any]]:
+        """Per engine the names of adapters with running and waiting requests, and its slabs."""
+        return await self._call("requests", {})
+
     async def snapshots(self) -> list[dict[str, Any]]:
         """Every engine's pool, as `AdapterPool.snapshot` gives it."""
         return await self._call("snapshot", {})

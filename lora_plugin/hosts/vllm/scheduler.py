@@ -44,7 +44,12 @@ class LoraSchedulerMixin:
             eviction=settings.eviction,
             max_wait_seconds=settings.max_wait_seconds,
         )
-        self.adapters = EngineAdapters(executor_of(self.vllm_config), self.pool, hooks)  # type: ignore[attr-defined]
+        self.adapters = EngineAdapters(
+            executor_of(self.vllm_config),  # type: ignore[attr-defined]
+            self.pool,
+            hooks,
+            lambda: self.requests.values(),  # type: ignore[attr-defined]
+        )
         if hooks.has("admit"):
             self._admission = Admission(hooks, self)
         self._lost: dict[str, Reason] = {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
@@ -14,6 +12,7 @@ from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList, ModelPe
 from vllm.lora.request import LoRARequest
 
 from lora_plugin.errors import Code, SettingsError
+from lora_plugin.hosts.vllm.adapter_requests import Requests
 from lora_plugin.hosts.vllm.config import active, process_hooks, required_settings
 from lora_plugin.hosts.vllm.link import EngineLink
 from lora_plugin.hosts.vllm.requests import to_lora_request
@@ -21,11 +20,6 @@ from lora_plugin.routing.scope import current_request
 from lora_plugin.service import Service
 
 logger = logging.getLogger("lora_plugin")
-
-_MANAGED = (
-    "adapters are managed by the watched directory: copy a folder into it to load one, delete the folder or "
-    "call the admin endpoint to unload it"
-)
 
 
 class CatalogView(Mapping[str, LoRARequest]):
@@ -71,6 +65,7 @@ def init_static_loras(original: Callable[..., Any]) -> Callable[..., Any]:
             with_admin=vllm_config.parallel_config._api_process_rank <= 0,
         )
         await service.start()
+        self.engine_client.lora_plugin_requests = Requests(link)
         self.engine_client.lora_plugin_service = self.lora_plugin_service = service
         self.lora_requests = CatalogView(service, self.base_model_paths[0].name)
 
@@ -111,24 +106,14 @@ def show_available_models(original: Callable[..., Any]) -> Callable[..., Any]:
             return models
         models = await self.registry.show_available_models()
         parent = self.base_model_paths[0].name
-        models.data.extend(
-            ModelCard(id=name, root=name, parent=parent, permission=[ModelPermission()])
+        # Made once per name: with thousands it takes longer than a stream should wait.
+        known: dict[str, ModelCard] = getattr(self, "lora_plugin_cards", {})
+        self.lora_plugin_cards = {
+            name: known.get(name)
+            or ModelCard(id=name, root=name, parent=parent, permission=[ModelPermission()])
             for name in service.names()
-        )
+        }
+        models.data.extend(self.lora_plugin_cards.values())
         return models
-
-    return method
-
-
-def managed_by_directory(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `load_lora_adapter` and `unload_lora_adapter`: a clear refusal instead of a second truth."""
-    from vllm.entrypoints.serve import create_error_response
-
-    @functools.wraps(original)
-    async def method(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "lora_plugin_service", None) is None:
-            return await original(self, request, *args, **kwargs)
-        await asyncio.sleep(0)
-        return create_error_response(_MANAGED, "BadRequestError", HTTPStatus.BAD_REQUEST)
 
     return method
