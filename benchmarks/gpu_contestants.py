@@ -173,7 +173,7 @@ class SglangChunked(_Sglang):
 
 
 class SglangPlanned(_Sglang):
-    """The backend triton_v2: a runner with plans measured on an H200; its routes are built once per step."""
+    """The backend triton_v2: plans per architecture, here those for decode; routes are made once per step."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         from sglang.srt.lora.dense.runner import DenseLoraRunner

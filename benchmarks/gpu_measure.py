@@ -61,9 +61,13 @@ def microseconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a graph; it has run before, so that everything is compiled and allocated."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    """The call as a graph; runs it on the graph's stream first: SGLang keeps scratch and routes by stream."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
         call()
     return graph.replay
 

@@ -129,6 +129,10 @@ def _device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
+def _plans_of(major: int) -> str:
+    return "default" if major < 9 else "sm90" if major == 9 else "sm100"
+
+
 def _keep(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda kernel: kernel
 
@@ -157,6 +161,5 @@ def _sglang() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "sglang.kernels.ops.lora.moe", {"__path__": []}
     # Routes of more than 512 rows, which are not measured.
     yield "sglang.kernels.ops.lora.moe.virtual_experts", {"_align_block_size_jit": None}
-    names: dict[int, str] = {9: "sm90", 10: "sm100"}
-    utils = {"LoRABatchInfo": Any, "Phase": Phase}
-    yield "sglang.srt.lora.utils", utils | {"architecture_for_capability": lambda m: names.get(m, "default")}
+    utils = {"LoRABatchInfo": Any, "Phase": Phase, "architecture_for_capability": _plans_of}
+    yield "sglang.srt.lora.utils", utils
