@@ -215,6 +215,10 @@ class AdapterPool:
         """Adapters that have a part in the present step."""
         return self._device.num_in_use
 
+    def stand_back(self, request_id: str) -> None:
+        """The request is kept back for another reason than room: no rows are set aside on its account."""
+        self._waits.end((request_id,))
+
     def pin(self, adapter_id: int) -> None:
         """Keep a version on the device, loading it as soon as there is room.
 

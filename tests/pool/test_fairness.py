@@ -129,6 +129,22 @@ def test_turns_go_by_who_waited_longest() -> None:
         assert wait_of(job) <= BOUND + 6 + 4 * number
 
 
+def test_a_request_that_is_kept_back_holds_up_nobody() -> None:
+    """A plugin does not let it run: the rows that were set aside for it are everybody's again."""
+    late = Job("late", 1, 3, 4)
+    streams = stream(0, every=1, length=5, until=40)
+    engine = Engine(1, [16, 16], [*streams, late])
+    while engine.now < 3 + BOUND + 3:
+        engine.step()
+    assert engine.pool.snapshot()["waiting"]["turns"] == 1
+    engine.waiting.remove(late)
+    engine.pool.stand_back("late")
+    while engine.now < 40:
+        engine.step()
+    assert all(wait_of(job) == 0 for job in streams if 3 + BOUND + 3 < job.arrives)
+    assert engine.pool.snapshot()["waiting"]["turns"] == 0
+
+
 def test_the_waiting_are_counted() -> None:
     engine = Engine(1, [16, 16], [*stream(0, every=1, length=4, until=40), Job("late", 1, 3, 2)])
     while engine.now < 10:

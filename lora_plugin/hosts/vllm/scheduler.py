@@ -91,6 +91,7 @@ class LoraSchedulerMixin:
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
         if self._admission is not None and not self._admission.allows(request):
+            self.pool.stand_back(request.request_id)
             return False
         lora_request: LoRARequest | None = request.lora_request
         if lora_request is None:
