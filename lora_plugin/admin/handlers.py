@@ -18,7 +18,7 @@ from lora_plugin.admin.models import (
     RoutingView,
 )
 from lora_plugin.admin.operations import Load, Operations
-from lora_plugin.admin.queries import ListQuery, LoadQuery
+from lora_plugin.admin.queries import ListQuery, LoadQuery, UnloadQuery
 from lora_plugin.errors import Code, Unavailable
 from lora_plugin.metrics import Metrics, render
 
@@ -55,6 +55,13 @@ def change(operation: Callable[[Operations, str], Awaitable[None]]) -> AdapterHa
         return await show_adapter(request)
 
     return handle
+
+
+async def unload_adapter(request: web.Request) -> AdapterView:
+    """Answers at once: what still runs is in the view's `requests`."""
+    query = parse_query(request, UnloadQuery)
+    await request.app[OPERATIONS].unload(request.match_info["name"], query.seconds)
+    return await show_adapter(request)
 
 
 async def load_adapter(request: web.Request) -> web.Response:

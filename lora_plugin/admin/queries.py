@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -65,6 +65,21 @@ class LoadQuery(Query):
     wait: float = Field(
         default=0.0, ge=0, le=300, allow_inf_nan=False, description="seconds to wait for the load at most"
     )
+
+
+class UnloadQuery(Query):
+    """The query of `DELETE /v1/adapters/{name}`."""
+
+    drain: Literal["abort"] | Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="seconds after which requests that still run are ended, or abort: at once; "
+        "without it they finish",
+    )
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that requests have; None: as long as they take."""
+        return 0.0 if self.drain == "abort" else self.drain
 
 
 class EventsQuery(Query):

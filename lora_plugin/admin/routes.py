@@ -19,7 +19,7 @@ from lora_plugin.admin.models import (
     RoutingView,
 )
 from lora_plugin.admin.openapi import document
-from lora_plugin.admin.queries import EventsQuery, ListQuery, LoadQuery
+from lora_plugin.admin.queries import EventsQuery, ListQuery, LoadQuery, UnloadQuery
 from lora_plugin.admin.table import Route
 
 EVENTS: web.AppKey[EventStream] = web.AppKey("events", EventStream)
@@ -111,9 +111,10 @@ ROUTES: tuple[Route, ...] = (
         "DELETE",
         _ADAPTER,
         "unload_adapter",
-        handlers.change(lambda operations, name: operations.unload(name)),
+        handlers.unload_adapter,
         AdapterView,
         "stop serving it until its files change; the files stay",
+        query=UnloadQuery,
     ),
     Route("GET", "/v1/pool", "show_pool", handlers.show_pool, PoolView, "slabs, extents and host memory"),
     Route(

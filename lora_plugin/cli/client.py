@@ -75,8 +75,10 @@ class AdminClient:
         """`operation`: reload, evict, pin or unpin."""
         return self._object("POST", f"{_path(name)}/{operation}")
 
-    def unload(self, name: str) -> dict[str, Any]:
-        return self._object("DELETE", _path(name))
+    def unload(self, name: str, drain: str | None = None) -> dict[str, Any]:
+        """`drain`: seconds that running requests have to finish, or `abort`."""
+        query = "" if drain is None else f"?{urlencode({'drain': drain})}"
+        return self._object("DELETE", f"{_path(name)}{query}")
 
     def pool(self) -> dict[str, Any]:
         return self._object("GET", "/v1/pool")

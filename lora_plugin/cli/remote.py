@@ -63,6 +63,10 @@ def _load_options(parser: ArgumentParser) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of --hub")
 
 
+def _unload_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--drain", metavar="SECONDS", help="end what still runs then; abort: at once")
+
+
 def _list(args: Namespace) -> None:
     views = client_of(args).adapters(state=args.state, q=args.q, sort=args.sort)
     show(args, views, human.adapters, [view["name"] for view in views])
@@ -95,7 +99,7 @@ def _change(args: Namespace) -> None:
 def _unload(args: Namespace) -> None:
     client = client_of(args)
     confirm(args, f"stop serving {args.name} until its files change?")
-    view = client.unload(args.name)
+    view = client.unload(args.name, args.drain)
     say(args, f"{args.name}: unloaded")
     show(args, view, lambda data: human.adapters([data]), [args.name])
 
@@ -109,5 +113,9 @@ COMMANDS: tuple[tuple[str, str, Fill], ...] = (
     ("evict", "take an adapter out of device and host memory", asks(_change, _named)),
     ("pin", "keep an adapter on the device", asks(_change, _named)),
     ("unpin", "let a pinned adapter be evicted again", asks(_change, _named)),
-    ("unload", "stop serving an adapter until its files change", asks(_unload, _named, _sure)),
+    (
+        "unload",
+        "stop serving an adapter until its files change",
+        asks(_unload, _named, _unload_options, _sure),
+    ),
 )

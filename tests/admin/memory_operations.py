@@ -82,6 +82,7 @@ class MemoryOperations:
     def __init__(self, *views: AdapterView) -> None:
         self.views = {view.name: view for view in views}
         self.is_ready = True
+        self.drained: float | None = None
         self.failure: Exception | None = None
         self.usage: list[dict[str, Any]] = []
         self.workers: list[dict[str, Any]] = []
@@ -132,6 +133,7 @@ class MemoryOperations:
         self._set(await self.adapter(name), pinned=False)
 
     async def unload(self, name: str, drain: float | None = None) -> None:
+        self.drained = drain
         self._set(await self.adapter(name), state=AdapterState.UNLOADED)
 
     async def pool(self) -> PoolView:

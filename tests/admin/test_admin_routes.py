@@ -97,6 +97,25 @@ async def test_changes_answer_with_the_view_afterwards(client: TestClient) -> No
     assert (unloaded.status, (await unloaded.json())["state"]) == (200, "unloaded")
 
 
+@pytest.mark.parametrize(
+    ("query", "seconds"), [("", None), ("?drain=abort", 0), ("?drain=0", 0), ("?drain=2.5", 2.5)]
+)
+async def test_unloading_may_have_a_time_limit(
+    client: TestClient, operations: MemoryOperations, query: str, seconds: float | None
+) -> None:
+    assert (await client.delete(f"/v1/adapters/sql{query}")).status == 200
+    assert operations.drained == seconds
+
+
+@pytest.mark.parametrize("drain", ["soon", "-1", "nan", "inf", "1e9", ""])
+async def test_a_time_limit_is_a_number_of_seconds(
+    client: TestClient, operations: MemoryOperations, drain: str
+) -> None:
+    refused = await client.delete(f"/v1/adapters/sql?drain={drain}")
+    assert refused.status in (400, 422)
+    assert operations.views["sql"].state == "listed"
+
+
 async def test_encoded_names_reach_the_operation_whole(
     client: TestClient, operations: MemoryOperations
 ) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from server import BASE, Server, get
+import torch
+from safetensors.torch import load_file, save_file
+from server import BASE, Completion, Server, get
 from tiny import logprobs, make_adapter, tokenizer
 
 FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16", "--max-model-len", "8192")
@@ -281,6 +283,73 @@ def test_pinned_stays_and_unloaded_goes(server: Server, others: dict[str, Path],
     assert server.admin("/v1/adapters/nobody/pin", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("drain", ["abort", "1"])
+def test_unloaded_with_a_time_limit(
+    server: Server, model: Path, sources: dict[str, Path], prompt: list[int], drain: str
+) -> None:
+    """What still runs then ends with what it has; other adapters' requests do not notice."""
+    for name in ("alpha", "beta"):
+        server.drop(sources[name], name)
+        server.wait_listed(name)
+    answers: dict[str, Completion] = {}
+
+    def ask(name: str, tokens: int) -> None:
+        answers[name] = server.complete(name, prompt, tokens)
+
+    threads = [threading.Thread(target=ask, args=asked) for asked in (("alpha", 8000), ("beta", 1500))]
+    for thread in threads:
+        thread.start()
+    for name in ("alpha", "beta"):
+        server.wait_for(lambda name=name: bool(versions(server, name)), 20, f"{name} to run")
+    time.sleep(0.3)
+    assert server.admin(f"/v1/adapters/alpha?drain={drain}", "DELETE")[0] == 200
+    for thread in threads:
+        thread.join(120)
+    ended, other = answers["alpha"], answers["beta"]
+    assert ended.finish_reason == "abort"
+    assert 0 < len(ended.output) < 8000
+    assert (other.finish_reason, len(other.output)) == ("length", 1500)
+    expected = logprobs(model, sources["alpha"], prompt, ended.output)
+    assert ended.logprobs == pytest.approx(expected, abs=5e-4)
+    server.wait_for(lambda: not versions(server, "alpha"), 5, "the version to leave")
+    with pytest.raises(openai.NotFoundError):
+        server.complete("alpha", prompt)
+    server.admin("/v1/adapters/alpha", "PUT")
+
+
+def test_a_bad_adapter_in_a_full_host_cache_costs_nobody_its_copy(
+    server: Server, others: dict[str, Path], prompt: list[int], tmp_path: Path
+) -> None:
+    for name in others:
+        server.drop(others[name], name)
+        server.wait_listed(name)
+    for name in others:
+        server.complete(name, prompt, 1)
+
+    def in_host_memory() -> set[str]:
+        adapters = server.admin("/v1/adapters")[1]["adapters"]
+        return {adapter["name"] for adapter in adapters if adapter["residency"]["host"]}
+
+    before = in_host_memory()
+    assert 0 < len(before) < len(others)
+    bad = spoiled(others["n5"], tmp_path / "bad")
+    server.drop(bad, "bad")
+    server.wait_listed("bad")
+    with pytest.raises(openai.BadRequestError):
+        server.complete("bad", prompt)
+    assert server.admin("/v1/adapters/bad")[1]["reason"]["code"] == "not-finite"
+    assert in_host_memory() == before
+
+
+def spoiled(source: Path, target: Path) -> Path:
+    """A copy with a number that is none."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "adapter_model.safetensors")
+    next(iter(tensors.values())).view(-1)[3] = torch.nan
+    save_file(tensors, target / "adapter_model.safetensors")
+    return target
+
+
 def test_a_pin_is_by_name_and_goes_over_to_a_new_version(server: Server, others: dict[str, Path]) -> None:
     folder = server.drop(others["n1"], "kept")
     server.wait_listed("kept")
@@ -321,20 +390,13 @@ def test_a_pin_in_the_state_file_reaches_the_engine(server: Server, others: dict
 def test_a_bad_adapter_evicts_no_good_one(
     server: Server, model: Path, others: dict[str, Path], prompt: list[int], tmp_path: Path
 ) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
     for name in ("n6", "n7"):
         server.drop(others[name], name)
         server.wait_listed(name)
         server.complete(name, prompt)
     resident = {e["adapter"] for e in server.admin("/v1/pool")[1]["engines"][0]["extents"]}
     assert resident >= {"n6", "n7"}
-    bad = shutil.copytree(others["n5"], tmp_path / "bad")
-    tensors = load_file(bad / "adapter_model.safetensors")
-    next(iter(tensors.values())).view(-1)[3] = torch.nan
-    save_file(tensors, bad / "adapter_model.safetensors")
-    server.drop(bad, "bad")
+    server.drop(spoiled(others["n5"], tmp_path / "bad"), "bad")
     server.wait_for(
         lambda: server.admin("/v1/adapters/bad")[1].get("state") == "rejected", 10, "NaN to be rejected"
     )
