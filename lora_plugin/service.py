@@ -14,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.bridge import LoopBridge
 from lora_plugin.admin.callers import Tokens
+from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load
 from lora_plugin.admin.server import AdminServer
@@ -30,6 +31,7 @@ from lora_plugin.errors import (
     Unavailable,
 )
 from lora_plugin.events import Event, EventKind
+from lora_plugin.explanation import Facts, alias_finding, engine_facts, findings, layers_view
 from lora_plugin.extensions.lifecycle import CatalogEvents
 from lora_plugin.extensions.metrics import export_plugins
 from lora_plugin.hooks import Part
@@ -50,7 +52,7 @@ from lora_plugin.setting_rows import setting_rows
 from lora_plugin.settings import Settings, is_loopback
 from lora_plugin.sources.arrivals import Arrivals
 from lora_plugin.sources.requested import RequestedAdapters
-from lora_plugin.views import Residents, pool_view, routing_view
+from lora_plugin.views import Residents, alias_targets, part_targets, pool_view, routing_view
 from lora_plugin.watcher import Watcher
 
 logger = logging.getLogger("lora_plugin")
@@ -77,6 +79,7 @@ class Engines(EngineLink, Protocol):
     async def snapshots(self) -> list[dict[str, Any]]: ...
 
     async def measure(self) -> list[dict[str, Any]]: ...
+    async def explain(self, adapter_id: int) -> list[dict[str, Any]]: ...
 
 
 class Service:
@@ -104,6 +107,7 @@ class Service:
         self._settings = settings
         self._engines = engines
         self._hooks = hooks
+        self._layout = layout
         self._catalog = Catalog.from_settings(settings, layout, {*base_models, BASE})
         self._files = RoutingFiles(settings.adapter_dir, base_models, settle_seconds=settings.settle_seconds)
         self._watcher = Watcher(self._catalog, settings, look=self._look_at_files)
@@ -326,6 +330,37 @@ class Service:
     async def pool(self) -> PoolView:
         return pool_view(await self._engines.snapshots())
 
+    async def explain(self, name: str) -> ExplanationView:
+        alias = self._files.aliases.value.get(name)
+        if alias is not None:
+            targets = alias_targets(alias)
+            return ExplanationView(name=name, stands_for=targets, findings=(alias_finding(name, targets),))
+        parts = self._files.compositions.value.get(name)
+        composed = self._composer.known(name)
+        adapter = None if parts or composed else self._known(name)
+        version = composed if adapter is None else adapter.version
+        snapshots = await self._engines.snapshots()
+        reports = [] if version is None else await self._engines.explain(version.id)
+        facts = Facts(
+            None if adapter is None else Residents(snapshots).view(adapter),
+            None if adapter is None else adapter.rank,
+            layers_view(self._layout, reports[0]["layers"] if reports else None),
+            [
+                engine_facts(snapshot, str(version.id), report)
+                for snapshot, report in zip(snapshots, reports, strict=False)
+                if version is not None
+            ],
+            [other.name for other in self._catalog.list() if _same_content(other, adapter)],
+        )
+        return ExplanationView(
+            name=name,
+            stands_for=part_targets(parts or ()),
+            adapter=facts.adapter,
+            layers=facts.layers,
+            engines=tuple(facts.engines),
+            findings=findings(name, facts),
+        )
+
     async def routing(self) -> RoutingView:
         return routing_view(self._files)
 
@@ -416,3 +451,9 @@ class Service:
 
 def _secret(token: SecretStr | None) -> str | None:
     return None if token is None else token.get_secret_value()
+
+
+def _same_content(other: Adapter, adapter: Adapter | None) -> bool:
+    if adapter is None or adapter.version is None or other.version is None or other.name == adapter.name:
+        return False
+    return other.version.digest == adapter.version.digest

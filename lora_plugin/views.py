@@ -20,6 +20,8 @@ from lora_plugin.admin.models import (
     TargetView,
 )
 from lora_plugin.entry import Adapter
+from lora_plugin.hooks import Part
+from lora_plugin.routing.aliases import Alias
 from lora_plugin.routing.files import RoutingFiles
 
 Snapshot = dict[str, Any]
@@ -64,29 +66,30 @@ class Residents:
         )
 
 
+def alias_targets(alias: Alias) -> tuple[TargetView, ...]:
+    """What an alias stands for, with the weights."""
+    return tuple(
+        TargetView(adapter=target.adapter, version=target.version, weight=weight)
+        for target, weight in alias.targets
+    )
+
+
+def part_targets(parts: Sequence[Part]) -> tuple[TargetView, ...]:
+    """What a composition is made of, with the factors."""
+    return tuple(TargetView(adapter=part.adapter, version=part.version, weight=part.weight) for part in parts)
+
+
 def routing_view(files: RoutingFiles) -> RoutingView:
     """The names that are no folders."""
     return RoutingView(
         aliases=tuple(
             AliasView(
-                name=alias.name,
-                targets=tuple(
-                    TargetView(adapter=target.adapter, version=target.version, weight=weight)
-                    for target, weight in alias.targets
-                ),
-                sticky=alias.sticky,
-                fallback=alias.fallback,
+                name=alias.name, targets=alias_targets(alias), sticky=alias.sticky, fallback=alias.fallback
             )
             for alias in files.aliases.value.values()
         ),
         compositions=tuple(
-            CompositionView(
-                name=name,
-                parts=tuple(
-                    TargetView(adapter=part.adapter, version=part.version, weight=part.weight)
-                    for part in parts
-                ),
-            )
+            CompositionView(name=name, parts=part_targets(parts))
             for name, parts in files.compositions.value.items()
         ),
         files=tuple(

@@ -37,6 +37,11 @@ class PackedLayer:
     a: Tensor
     b: tuple[Tensor, ...]
 
+    @property
+    def adds(self) -> bool:
+        """Whether B has anything but zeros; costs a look at one row for all but untrained adapters."""
+        return any(bool(b[:1].any()) or bool(b.any()) for b in self.b)
+
 
 @dataclass(frozen=True, eq=False)
 class PackedAdapter:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load, Operations
 from lora_plugin.errors import Code, Unavailable
@@ -33,6 +34,9 @@ class LoopBridge:
 
     async def adapter(self, name: str) -> AdapterView:
         return await self._run(self._operations.adapter(name))
+
+    async def explain(self, name: str) -> ExplanationView:
+        return await self._run(self._operations.explain(name))
 
     async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
         return await self._run(self._operations.load(name, source, wait), wait)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
+from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.inputs import parse_body, parse_query
 from lora_plugin.admin.models import (
     AdapterPage,
@@ -45,6 +46,10 @@ async def list_adapters(request: web.Request) -> AdapterPage:
 
 async def show_adapter(request: web.Request) -> AdapterView:
     return await request.app[OPERATIONS].adapter(request.match_info["name"])
+
+
+async def explain_adapter(request: web.Request) -> ExplanationView:
+    return await request.app[OPERATIONS].explain(request.match_info["name"])
 
 
 def change(operation: Callable[[Operations, str], Awaitable[None]]) -> AdapterHandler:

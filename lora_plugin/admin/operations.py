@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.metrics import Snapshot
 
@@ -30,6 +31,10 @@ class Operations(Protocol):
 
     async def adapter(self, name: str) -> AdapterView:
         """One adapter; it stays visible after `unload`."""
+        ...
+
+    async def explain(self, name: str) -> ExplanationView:
+        """What may be wrong with an adapter, an alias or a composition."""
         ...
 
     async def load(self, name: str, source: HubSource | None, wait: float) -> Load:

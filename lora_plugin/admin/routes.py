@@ -7,6 +7,7 @@ from aiohttp import web
 import lora_plugin
 from lora_plugin.admin import handlers
 from lora_plugin.admin.event_stream import EventStream
+from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import (
     AdapterPage,
     AdapterView,
@@ -64,6 +65,14 @@ ROUTES: tuple[Route, ...] = (
         query=ListQuery,
     ),
     Route("GET", _ADAPTER, "show_adapter", handlers.show_adapter, AdapterView, "one adapter"),
+    Route(
+        "GET",
+        f"{_ADAPTER}/explain",
+        "explain_adapter",
+        handlers.explain_adapter,
+        ExplanationView,
+        "why it may have no effect, be slow, or answer like another; also of aliases and compositions",
+    ),
     Route(
         "PUT",
         _ADAPTER,

@@ -80,6 +80,12 @@ class AdminClient:
         query = "" if drain is None else f"?{urlencode({'drain': drain})}"
         return self._object("DELETE", f"{_path(name)}{query}")
 
+    def explain(self, name: str) -> dict[str, Any]:
+        return self._object("GET", f"{_path(name)}/explain")
+
+    def routing(self) -> dict[str, Any]:
+        return self._object("GET", "/v1/routing")
+
     def pool(self) -> dict[str, Any]:
         return self._object("GET", "/v1/pool")
 

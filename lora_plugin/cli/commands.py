@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import lora_plugin
-from lora_plugin.cli import live, local, remote
+from lora_plugin.cli import doctor, live, local, remote
 from lora_plugin.cli.client import Refused, Unreachable
 from lora_plugin.cli.output import Declined, complain, refusal, wrong_usage
 from lora_plugin.errors import LoraPluginError
 
-GROUPS = (remote, live, local)
+GROUPS = (remote, doctor, live, local)
 
 
 class Exit(IntEnum):
@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.REFUSED
     except LoraPluginError as error:
         refusal(error.reason.message, error.reason.to_dict())
+        return Exit.REFUSED
+    except doctor.Unwell:
         return Exit.REFUSED
     except Declined:
         complain("nothing was done")

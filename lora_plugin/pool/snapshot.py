@@ -39,4 +39,5 @@ def adapter_view(entry: Entry, refs: int, now: float) -> dict[str, Any]:
         "loads": entry.loads,
         "evictions": entry.evictions,
         "hits": entry.hits,
+        "load_seconds": entry.load_seconds,
     }

@@ -92,6 +92,10 @@ class Composer:
             await self._stage(spec)
         return spec
 
+    def known(self, name: str) -> StageSpec | None:
+        """The version that was asked for last; None where that is long ago."""
+        return self._known.get(name)
+
     def stop(self) -> None:
         """Ends all waiting; called on the event loop."""
         self._flights.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lora_plugin.admin.explanation import ExplanationView, FindingView, Level, Question
 from lora_plugin.admin.models import (
     AdapterView,
     AliasView,
@@ -139,6 +140,13 @@ class MemoryOperations:
     async def pool(self) -> PoolView:
         self._fail()
         return PoolView(engines=self.engines)
+
+    async def explain(self, name: str) -> ExplanationView:
+        view = await self.adapter(name)
+        wrong = view.state is AdapterState.REJECTED
+        level, text = (Level.PROBLEM, "it is rejected") if wrong else (Level.OK, "it changes 3 of 4 layers")
+        finding = FindingView(question=Question.NO_EFFECT, level=level, text=text)
+        return ExplanationView(name=name, adapter=view, findings=(finding,))
 
     async def routing(self) -> RoutingView:
         self._fail()

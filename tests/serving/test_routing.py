@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 from server import BASE, Server, completion_request
 from tiny import compose, logprobs
 
@@ -285,3 +286,40 @@ def test_a_composition_is_pefts(
     assert too_large.status_code == 400
     assert "8 + 8 + 8 + 8 + 8 = 40" in too_large.text
     assert ask(http, prompt, model="alpha+nobody").status_code == 404
+
+
+def test_explain(server: Server, sources: dict[str, Path], prompt: list[int]) -> None:
+    """What is known of a name: where it is, what it changes, whose rows were in the last steps."""
+    untrained = server.adapters / ".untrained"
+    shutil.copytree(sources["alpha"], untrained)
+    weights = load_file(untrained / "adapter_model.safetensors")
+    save_file(
+        {key: tensor * (0 if "lora_B" in key else 1) for key, tensor in weights.items()},
+        untrained / "adapter_model.safetensors",
+    )
+    untrained.rename(server.adapters / "untrained")
+    server.drop(sources["alpha"], "twin")
+    for name in ("untrained", "twin"):
+        server.wait_listed(name)
+    for name in ("alpha", "untrained", "twin"):
+        server.complete(name, prompt, 3)
+
+    def explain(name: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        status, view = server.admin(f"/v1/adapters/{name}/explain")
+        assert status == 200, view
+        problems = [f for f in view["findings"] if f["level"] == "problem"]
+        return view, {f["question"]: f["text"] for f in problems}
+
+    view, problems = explain("twin")
+    assert view["layers"]["changed"] == view["layers"]["wrapped"] - len(view["layers"]["unchanged"])
+    assert "alpha" in problems["alike"]
+    engine = view["engines"][0]
+    assert (engine["host"], engine["rows"]) == ("ready", 8)
+    assert engine["steps"][-1] == [{"adapter": "twin", "requests": 1, "rows": 1}]
+    assert "untrained" in explain("untrained")[1]["no-effect"]
+    route_to(server, "prod: alpha\nnowhere: nobody")
+    assert explain("prod")[0]["stands_for"] == [{"adapter": "alpha", "version": None, "weight": 1.0}]
+    assert server.admin("/v1/adapters/nobody/explain")[0] == 404
+    composed = server.complete("alpha*0.5", prompt, 2)
+    assert composed.output
+    assert explain("alpha*0.5")[0]["engines"][0]["rows"] == 8

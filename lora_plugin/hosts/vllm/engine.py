@@ -82,6 +82,7 @@ class EngineAdapters:
             "snapshot": lambda _: self._pool.snapshot(),
             "measure": lambda _: self._measure(),
             "requests": lambda _: self._adapter_requests(),
+            "explain": lambda p: self._executor.collective_rpc(rpc.explain, args=(int(p["id"]),))[0],
         }
 
     def want(self, request: LoRARequest) -> None:

@@ -83,6 +83,10 @@ class EngineLink:
         """The same with what only metrics need: `usage`, and `worker` of the first rank."""
         return await self._call("measure", {})
 
+    async def explain(self, adapter_id: int) -> list[dict[str, Any]]:
+        """What every engine's first worker knows of an adapter."""
+        return await self._call("explain", {"id": adapter_id})
+
     async def _call(self, command: str, payload: dict[str, Any]) -> list[Any]:
         core = self._core
         text = json.dumps(payload)

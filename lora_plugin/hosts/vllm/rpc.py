@@ -24,6 +24,12 @@ def measure(worker: Any) -> dict[str, Any]:
     return result
 
 
+def explain(worker: Any, adapter_id: int) -> dict[str, Any]:
+    """What this rank knows of an adapter."""
+    result: dict[str, Any] = worker.model_runner.lora_manager.explain(adapter_id)
+    return result
+
+
 def exchange(worker: Any, orders: Orders, jobs: list[Job], ask: list[int]) -> dict[int, Any]:
     """Execute orders, start jobs, and say how the adapters in `ask` stand.
 

@@ -28,6 +28,7 @@ from lora_plugin.layout import Kind, ModelLayout
 from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
+from lora_plugin.recent import RecentBatches
 from lora_plugin.stager import Job, Stager
 
 logger = logging.getLogger("lora_plugin")
@@ -59,6 +60,7 @@ class WorkerAdapters:
         self._listeners: StepListeners | None = None
         self._prompt_adapter: int | None = None
         self._times = LoadTimes(device)
+        self._recent = RecentBatches()
         self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -146,6 +148,16 @@ class WorkerAdapters:
         """What metrics show of a worker: load times by stage, plans made by kernels."""
         return {"seconds": self._times.to_dict(), "plans": {self._tokens.kernels: self._tokens.plans}}
 
+    def explain(self, adapter_id: int) -> dict[str, Any]:
+        """What this rank knows of an adapter; see `explanation.py`."""
+        outcome, resident = self.stager.outcome(adapter_id), self.arena.resident(adapter_id)
+        packed = None if outcome is None else outcome.packed
+        return {
+            "layers": None if packed is None else [[p.layer, p.rank, p.adds] for p in packed.layers],
+            "extent": None if resident is None else [resident.first_row, resident.rank],
+            "steps": self._recent.to_list(),
+        }
+
     # The batch of a step
 
     def set_rows(self, ids: Ids, tokens: Counts, samples: Counts) -> None:
@@ -157,6 +169,7 @@ class WorkerAdapters:
             samples: [requests] rows of each request that logits are made for.
         """
         self._set_rows(ids, tokens, samples)
+        self._recent.note(self._sampled[0], tokens.copy())
         if self._listeners is not None:
             self._listeners.tell(ids, tokens)
 

@@ -1,0 +1,90 @@
+"""`lora-plugin doctor`: what may be wrong, with one adapter or with the server."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lora_plugin.cli import human
+from lora_plugin.cli.output import show
+from lora_plugin.cli.remote import Fill, asks, client_of
+
+Finding = Mapping[str, str]
+
+
+class Unwell(Exception):
+    """Something is wrong; it was said."""
+
+
+def _doctor(args: Namespace) -> None:
+    client = client_of(args)
+    if args.name is None:
+        found = list(general(client.adapters(), client.routing(), client.pool()))
+        data: Any = found
+    else:
+        data = client.explain(args.name)
+        found = [{"about": finding["question"], **finding} for finding in data["findings"]]
+    show(args, data, lambda _: render(found), [f["about"] for f in found if f["level"] == "problem"])
+    if any(finding["level"] == "problem" for finding in found):
+        raise Unwell
+
+
+def render(found: Sequence[Finding]) -> str:
+    """One line per finding, the worst first."""
+    order = ("problem", "note", "ok")
+    lines = sorted(found, key=lambda finding: order.index(finding["level"]))
+    rows = [(finding["level"].upper(), finding["about"], finding["text"]) for finding in lines]
+    return human.table((), rows or [("OK", "server", "nothing is wrong that can be seen from here")])
+
+
+def general(
+    adapters: Sequence[Mapping[str, Any]], routing: Mapping[str, Any], pool: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """What is wrong with the server: refused adapters, names that lead nowhere, too little room."""
+    for view in adapters:
+        if view["state"] in ("rejected", "settling"):
+            reason = view["reason"] or {"message": "no reason is known"}
+            level = "problem" if view["state"] == "rejected" else "note"
+            yield _finding(level, view["name"], f"{view['state']}: {reason['message']}")
+    for file in routing["files"]:
+        if file["reason"] is not None:
+            yield _finding("problem", file["name"], file["reason"]["message"])
+    served = {view["name"] for view in adapters if view["state"] == "listed"}
+    compositions = routing["compositions"]
+    yield from _dead_ends(compositions, "parts", served)
+    yield from _dead_ends(routing["aliases"], "targets", served | {each["name"] for each in compositions})
+    for index, engine in enumerate(pool["engines"]):
+        yield from _engine(f"engine {index}", engine)
+
+
+def _dead_ends(named: Iterable[Mapping[str, Any]], key: str, served: set[str]) -> Iterator[Finding]:
+    for each in named:
+        missing = {target["adapter"] for target in each[key] if target["adapter"] is not None} - served
+        for name in sorted(missing):
+            yield _finding("problem", each["name"], f"stands for {name}, which is not served")
+
+
+def _engine(about: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
+    if engine["waiting_requests"]:
+        waited = engine["longest_wait_seconds"]
+        text = f"{engine['waiting_requests']} requests wait for room on the device, the oldest {waited:.1f} s"
+        yield _finding("note", about, text)
+    loads, hits = engine["counters"]["loads"], engine["counters"]["hits"]
+    if loads > hits and loads > engine["slabs"]:
+        text = f"{loads} loads for {hits} hits: more adapters are in use than fit; raise --max-loras"
+        yield _finding("note", about, text)
+
+
+def _finding(level: str, about: str, text: str) -> Finding:
+    return {"level": level, "about": about, "text": text}
+
+
+def _maybe_named(parser: ArgumentParser) -> None:
+    text = "an adapter, alias or composition; without it, the server as a whole"
+    parser.add_argument("name", metavar="NAME", nargs="?", help=text)
+
+
+COMMANDS: tuple[tuple[str, str, Fill], ...] = (
+    ("doctor", "say what may be wrong with an adapter, or with the server", asks(_doctor, _maybe_named)),
+)

@@ -1,0 +1,86 @@
+"""`lora-plugin doctor`: what it says, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from command_runs import run
+
+from lora_plugin.cli.doctor import general, render
+
+ENGINE = {
+    "slabs": 2,
+    "waiting_requests": 0,
+    "longest_wait_seconds": 0.0,
+    "counters": {"loads": 2, "hits": 9, "misses": 2, "evictions": {}},
+}
+ADAPTERS = [
+    {"name": "sql", "state": "listed", "reason": None},
+    {"name": "bad", "state": "rejected", "reason": {"message": "no rank"}},
+    {"name": "half", "state": "settling", "reason": {"message": "a file is missing"}},
+]
+
+
+def routing(**changes: Any) -> dict[str, Any]:
+    return {"aliases": [], "compositions": [], "files": [], **changes}
+
+
+def named(name: str, key: str, *adapters: str | None) -> dict[str, Any]:
+    return {"name": name, key: [{"adapter": adapter} for adapter in adapters]}
+
+
+def test_nothing_is_wrong() -> None:
+    aliases = [named("prod", "targets", "sql", None), named("both", "targets", "mix")]
+    compositions = [named("mix", "parts", "sql", "sql")]
+    found = list(
+        general(ADAPTERS[:1], routing(aliases=aliases, compositions=compositions), {"engines": [ENGINE]})
+    )
+    assert found == []
+    assert "nothing is wrong" in render(found)
+
+
+def test_what_is_wrong_comes_first() -> None:
+    file = {"name": "aliases.yaml", "reason": {"message": "aliases.yaml cannot be used: line 3"}}
+    busy = {**ENGINE, "waiting_requests": 3, "longest_wait_seconds": 2.0}
+    busy["counters"] = {**ENGINE["counters"], "loads": 50, "hits": 10}  # type: ignore[dict-item]
+    lines = render(
+        list(
+            general(
+                ADAPTERS,
+                routing(aliases=[named("prod", "targets", "gone")], files=[file]),
+                {"engines": [busy]},
+            )
+        )
+    ).splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["PROBLEM", "bad"],
+        ["PROBLEM", "aliases.yaml"],
+        ["PROBLEM", "prod"],
+        ["NOTE", "half"],
+        ["NOTE", "engine"],
+        ["NOTE", "engine"],
+    ]
+    assert "stands for gone, which is not served" in lines[2]
+
+
+@pytest.mark.parametrize(("name", "code"), [("sql", 0), ("wide", 1)])
+def test_one_adapter(url: str, name: str, code: int) -> None:
+    human = run("doctor", name, "--admin", url, "--format", "human")
+    assert human.returncode == code
+    assert "no-effect" in human.stdout
+    as_json = run("doctor", name, "--admin", url, "--format", "json")
+    assert (as_json.returncode, json.loads(as_json.stdout)["name"]) == (code, name)
+
+
+def test_the_server(url: str) -> None:
+    result = run("doctor", "--admin", url, "--format", "human")
+    assert result.returncode == 1
+    assert "The rank is above the server's maximum" in result.stdout
+
+
+def test_an_unknown_name_is_refused(url: str) -> None:
+    result = run("doctor", "nobody", "--admin", url)
+    assert result.returncode == 1
+    assert "not-found" in result.stderr
