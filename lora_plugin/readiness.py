@@ -22,7 +22,7 @@ from lora_plugin.events import Event, EventKind
 from lora_plugin.flights import Flights
 from lora_plugin.prefetch import Prefetcher
 from lora_plugin.settings import Settings
-from lora_plugin.staging import EngineLink, StageSpec, StageStatus, Staging
+from lora_plugin.staging import HOLD_SECONDS, EngineLink, StageSpec, StageStatus, Staging
 
 __all__ = ["EngineLink", "Readiness", "StageSpec", "StageStatus"]
 
@@ -109,6 +109,8 @@ class Readiness:
         self._unsubscribe()
         self._prefetcher.stop()
         self._flights.cancel()
+        for task in self._releases:
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def ready(self, name: str) -> Version | None:
@@ -237,10 +239,12 @@ class Readiness:
     async def _release(self, version: Version) -> None:
         if self._ended is not None:
             await self._ended(version.id)
-            if self._asked.get(version.name) == version:
-                return
         try:
-            await self._link.release(version.id)
+            # The engines hold it for a moment; the second word lets an idle one notice that it is over.
+            for pause in (0, HOLD_SECONDS + 0.1):
+                await asyncio.sleep(pause)
+                if self._asked.get(version.name) != version:
+                    await self._link.release(version.id)
         except Exception as error:
             logger.warning("The engines were not told that %r changed: %s", version.name, error)
 

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 from lora_plugin.errors import Reason
 
+HOLD_SECONDS = 2.0
+"""So long the engines keep a version for a request that is on its way to them."""
 _FIRST_PAUSE = 0.005
 _LAST_PAUSE = 0.050
 _GROWTH = 1.5

@@ -153,13 +153,17 @@ class AdapterPool:
         return self._journal.take()
 
     def acquire(self, request_id: str, adapter_id: int) -> None:
-        """An unfinished request uses the version from now on, which ends `hold`; twice is once."""
+        """An unfinished request uses the version from now on, which ends `hold`; twice is once.
+
+        A retired version stays held: more of its requests may be on their way, from other API servers.
+        """
         if not self._versions.references.acquire(request_id, adapter_id):
             return
         entry = self._versions.get(adapter_id)
         self._journal.arrived(entry)
         if entry is not None:
-            entry.hold_until = float("-inf")
+            if not entry.retired:
+                entry.hold_until = float("-inf")
             entry.uses += 1
             self._versions.touch(entry)
             self._host.touch(entry)

@@ -127,6 +127,25 @@ def test_retired_while_it_is_staged_it_can_come_back(engine: Engine) -> None:
     engine.until(7, "ready")
 
 
+def test_a_request_on_its_way_finds_a_version_that_another_api_server_let_go(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(engine.pool._versions, "clock", lambda: clock[0])
+    engine.until(7, "ready")
+    engine.pool.acquire("r1", 7)
+    for _ in range(2):
+        engine.adapters.call("release", {"id": 7}, idle=True)
+    engine.pool.release("r1")
+    engine.pool.acquire("r2", 7)
+    assert engine.pool.try_admit(7)
+    engine.pool.release("r2")
+    clock[0] += 3
+    engine.adapters.call("release", {"id": 7}, idle=True)
+    assert engine.pool.get(7) is None
+    assert engine.loads == len(engine.ranks)
+
+
 def test_too_large_for_the_host_cache_is_a_refusal(engine: Engine) -> None:
     spec = {"id": 9, "name": "big", "digest": "d", "path": "/w/big", "nbytes": 10**9}
     reply = engine.adapters.call("stage", {"adapters": [spec]}, idle=True)

@@ -183,7 +183,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.release(request)
         self.pool.acquire(request, adapter_id)
         self.requests[request] = adapter_id
-        self.held.pop(adapter_id, None)
+        entry = self.pool.get(adapter_id)
+        if entry is None or not entry.retired:
+            self.held.pop(adapter_id, None)
         if self.host_state(adapter_id) is Host.READY:
             self.safe.add(adapter_id)
 

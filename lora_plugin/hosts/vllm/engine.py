@@ -27,11 +27,10 @@ from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.pool.usage import Usage
 from lora_plugin.readiness import StageSpec
 from lora_plugin.stager import Job
+from lora_plugin.staging import HOLD_SECONDS
 
 logger = logging.getLogger("lora_plugin")
 
-# A staged version is kept this long for the request that it was staged for; its arrival ends that.
-HOLD_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 _MAX_FAILURES = 1000
 
@@ -75,7 +74,7 @@ class EngineAdapters:
             "room": lambda _: self._pool.host_free,
             "lease": self._lease,
             "drain": lambda p: self._pool.drain(p["name"], p["seconds"]),
-            "release": lambda p: self._pool.retire(int(p["id"])),
+            "release": lambda p: self._release(int(p["id"])),
             "evict": lambda p: self._pool.evict(int(p["id"])),
             "pin": lambda p: self._pool.pin(int(p["id"])),
             "unpin": lambda p: self._pool.unpin(int(p["id"])),
@@ -157,6 +156,13 @@ class EngineAdapters:
         if self._jobs or any(spec.id in self._staging for spec in specs):
             self._exchange()
         return {str(spec.id): self._status(spec.id) for spec in specs}
+
+    def _release(self, adapter_id: int) -> None:
+        entry = self._pool.get(adapter_id)
+        if entry is not None and not entry.retired:
+            # Another API server may have given it to a request that is not here yet.
+            self._pool.hold(adapter_id, HOLD_SECONDS)
+        self._pool.retire(adapter_id)
 
     def _lease(self, payload: dict[str, Any]) -> list[int]:
         client, seconds = payload["client"], payload["seconds"]
