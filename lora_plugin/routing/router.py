@@ -75,6 +75,8 @@ class Router:
             selection, fallback = alias.choose(request), alias.fallback
         # A repository of the Hub has a slash in its name, which no adapter's has.
         adapter = None if selection.adapter is None else name_of(selection.adapter)
+        if selection.parts:
+            adapter = asked
         route = Route(asked, adapter, selection.version, selection.parts, fallback)
         if route.adapter is None or route.version is not None or route.parts:
             return route
@@ -103,10 +105,10 @@ def agreed(named: list[Named]) -> Selection:
 
 def spelled(selection: Selection) -> str:
     """A selection in a client's words."""
+    if selection.parts:
+        return selection.adapter or "+".join(map(spell, selection.parts))
     if selection.adapter is None:
         return BASE
-    if selection.parts:
-        return selection.adapter[:200]
     return spell(Part(selection.adapter[:100], selection.version))
 
 

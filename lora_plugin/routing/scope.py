@@ -85,9 +85,15 @@ _current: ContextVar[RequestScope | None] = ContextVar("lora_plugin_request", de
 
 
 def current_request() -> RequestScope:
-    """The scope of the request at hand; where there is no HTTP request, one of this task alone."""
+    """The scope of the request at hand; where there is none, one that nobody keeps."""
+    return _current.get() or RequestScope()
+
+
+def begin_choice() -> RequestScope:
+    """The scope that a choice is to be kept in: the HTTP request's, else a new one of this task."""
     request = _current.get()
-    if request is None:
+    if request is None or not request.path:
+        # Never one that an outer task began: its other tasks are other requests.
         request = RequestScope()
         _current.set(request)
     return request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_plugin.routing.scope import Chosen, RequestScopes, current_request
+from lora_plugin.routing.scope import Chosen, RequestScopes, begin_choice, current_request
 from lora_plugin.staging import StageSpec
 
 SPEC = StageSpec(1 << 21, "sql", "0123456789abcdef" * 4, "/adapters/sql", 100)
@@ -157,11 +157,12 @@ def test_other_protocols_have_none() -> None:
 
 def test_without_a_request_each_task_has_its_own() -> None:
     async def task(chosen: Chosen) -> Chosen | None:
-        current_request().chosen = chosen
+        begin_choice().chosen = chosen
         await asyncio.sleep(0)
         return current_request().chosen
 
     async def run() -> list[Chosen | None]:
+        begin_choice().chosen = None
         return await asyncio.gather(task(Chosen(SPEC)), task(Chosen(None)))
 
     assert asyncio.run(run()) == [Chosen(SPEC), Chosen(None)]

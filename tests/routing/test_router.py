@@ -154,6 +154,13 @@ def test_a_third_party_plugin_decides_alone(files: RoutingFiles) -> None:
         def select_adapter(self, request: Request) -> Selection | None:
             return Selection(request.headers["x-tenant"]) if "x-tenant" in request.headers else None
 
+    class Composers:
+        @hookimpl
+        def select_adapter(self, request: Request) -> Selection | None:
+            return Selection(None, parts=MIX) if request.model == "blend" else None
+
+    composed = router(files, (), Plugin("composers", Composers())).route(request("blend"))
+    assert composed == Route("a*0.7+b", "a*0.7+b", None, MIX)
     theirs = router(files, (), Plugin("tenants", Tenants()))
     said = Request("law", {"lora_path": "sql"}, {"x-tenant": "prod"}, "", BASES)
     assert theirs.route(said) == Route("prod", "sql")

@@ -12,7 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError, VLLMValidation
 from lora_plugin.errors import AdapterNotFound, LoraPluginError
 from lora_plugin.hooks import Request
 from lora_plugin.hosts.vllm.requests import to_lora_request
-from lora_plugin.routing.scope import Chosen, current_request
+from lora_plugin.routing.scope import Chosen, begin_choice, current_request
 from lora_plugin.service import Service
 
 _TYPES = {
@@ -92,7 +92,7 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _choose(serving: Any, service: Service, body: Any) -> None:
-    scope = current_request()
+    scope = begin_choice()
     base_models = tuple(model.name for model in serving.models.base_model_paths)
     request = Request(body.model or "", BodyFields(body), scope.headers, scope.path, base_models)
     scope.chosen = None
