@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from pydantic import SecretStr, ValidationError
@@ -177,6 +178,10 @@ class Service:
 
     # What requests need
 
+    def counting_refusals(self) -> AbstractContextManager[None]:
+        """Around the choice of a request's adapter: what refuses it is counted by its code."""
+        return self._metrics.counting_refusals()
+
     def serves(self, name: str) -> bool:
         """Whether an adapter is served under the name, or it is an alias or a composition."""
         adapter = self._catalog.get(name)
@@ -199,10 +204,6 @@ class Service:
             AdapterRejected: with the stored reason.
             Unavailable: it is not whole yet, could not be fetched, or could not be made ready in time.
         """
-        with self._metrics.counting_refusals():
-            return await self._select(name, scope, several)
-
-    async def _select(self, name: str, scope: RequestScope, several: bool) -> StageSpec:
         await self._arrivals.look(name)
         await self._requested.ensure(name)
         version = self._readiness.ready(name)
@@ -223,11 +224,10 @@ class Service:
         self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool = False
     ) -> StageSpec:
         """The same for adapters that are served together as one; raises as `Composer.ensure`."""
-        with self._metrics.counting_refusals():
-            spec = await self._composer.ensure(name, parts, confirm=several)
-            if scope.path:
-                await self._lease(spec, scope, several)
-            return spec
+        spec = await self._composer.ensure(name, parts, confirm=several)
+        if scope.path:
+            await self._lease(spec, scope, several)
+        return spec
 
     async def _lease(self, version: Version | StageSpec, scope: RequestScope, several: bool) -> None:
         scope.on_end(self._leases.take(version.id))

@@ -209,3 +209,27 @@ def test_the_hosts_gauge_tells_the_truth_in_every_api_server(server: Server, pro
         for label in ('max_lora="2"', 'waiting_lora_adapters=""', 'running_lora_adapters=""'):
             assert label in line
     assert "vllm:num_requests_running" in get(f"{server.url}/metrics")[1].decode()
+
+
+def test_every_api_server_shows_all_metrics(server: Server, prompt: list[int]) -> None:
+    """Whichever is asked: what engines count, and what each API server counts, summed up."""
+
+    def scraped() -> dict[str, float]:
+        # A connection of its own each time.
+        text = get(f"{server.url}/metrics")[1].decode()
+        samples = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        assert len({name for name, _ in samples}) == len(samples)
+        return {name: float(value) for name, value in samples if name.startswith("lora_plugin")}
+
+    requests, refused = 'requests_total{adapter="gamma"}', 'refused_requests_total{code="not-found"}'
+    before = scraped()
+    for _ in range(CONNECTIONS):
+        assert ask(server, "gamma", prompt)[0] == 200
+        assert ask(server, "nobody", prompt)[0] == 404
+    own = get(f"http://127.0.0.1:{server.admin_port}/metrics")[1].decode()
+    for samples in (scraped() for _ in range(CONNECTIONS)):
+        assert samples["lora_plugin_up"] == 1
+        for name in (requests, refused):
+            count = samples[f"lora_plugin_{name}"]
+            assert count - before.get(f"lora_plugin_{name}", 0) == CONNECTIONS
+            assert f"lora_plugin_{name} {count}" in own.splitlines()

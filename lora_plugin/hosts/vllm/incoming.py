@@ -60,7 +60,8 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.request_logger is not None:
             self.request_logger.log_request_body(request)
         try:
-            await _choose(self, service, request)
+            with service.counting_refusals():
+                await _choose(self, service, request)
         except LoraPluginError as error:
             status = HTTPStatus(error.status)
             kind = _TYPES.get(status, "InternalServerError")
@@ -79,7 +80,8 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
         if service is None:
             return await original(self, request)
         try:
-            await _choose(self, service, request)
+            with service.counting_refusals():
+                await _choose(self, service, request)
         except AdapterNotFound as error:
             raise VLLMNotFoundError(str(error)) from None
         except LoraPluginError as error:
