@@ -23,6 +23,7 @@ from lora_plugin.admin.tls import server_context
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState, Version
 from lora_plugin.errors import (
+    AdapterBusy,
     AdapterNotFound,
     AdapterRejected,
     BadRequest,
@@ -288,6 +289,8 @@ class Service:
         except AdapterRejected as error:
             if error.code is Code.HUB_NOT_ALLOWED:
                 raise Forbidden.of(error.reason) from error
+            if error.code is Code.NAME_RESERVED:
+                raise AdapterBusy.of(error.reason) from error
             raise
 
     async def _load(self, name: str) -> None:
@@ -366,6 +369,10 @@ class Service:
 
     async def measure(self) -> Snapshot:
         engines = await self._engines.measure()
+        # With thousands of adapters it takes tens of milliseconds, which no stream should wait for.
+        return await asyncio.to_thread(self._snapshot, engines)
+
+    def _snapshot(self, engines: list[dict[str, Any]]) -> Snapshot:
         residents = Residents(engines)
         return Snapshot(
             [residents.view(adapter) for adapter in self._catalog.list()],
@@ -377,7 +384,8 @@ class Service:
     async def exposition(self) -> bytes:
         """The metrics as text, without those that the host sums up over several API servers."""
         await self._metrics.refresh(self.measure)
-        return render(self._metrics.registry, with_summed=False)[0]
+        shown = await asyncio.to_thread(render, self._metrics.registry, with_summed=False)
+        return shown[0]
 
     async def config(self) -> list[SettingView]:
         return [SettingView(**row._asdict()) for row in setting_rows(os.environ)]

@@ -7,7 +7,7 @@ import re
 import uuid
 from contextvars import ContextVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from lora_plugin.admin.guards import SAFE_METHODS, current_caller
@@ -21,7 +21,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @web.middleware
 async def request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Takes the caller's `X-Request-Id` when it is well formed, else makes one; the response carries it."""
+    """Takes the caller's `X-Request-Id` when it is well formed, else makes one; the response carries it.
+
+    No response is kept by a cache, nor taken for another type than it says: names come from files.
+    """
     current_caller.set(None)
     given = request.headers.get(REQUEST_ID, "")
     current_request_id.set(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
@@ -29,6 +32,8 @@ async def request_id(request: web.Request, handler: Handler) -> web.StreamRespon
     # A stream has sent its headers by now: its handler sets the id itself.
     if not response.prepared:
         response.headers[REQUEST_ID] = current_request_id.get()
+        response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+        response.headers["X-Content-Type-Options"] = "nosniff"
     return response
 
 

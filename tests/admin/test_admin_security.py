@@ -278,3 +278,10 @@ async def test_a_slow_body_is_given_up(client: TestClient, monkeypatch: pytest.M
 async def test_a_name_is_never_a_path(client: TestClient, operations: MemoryOperations) -> None:
     for name in ("..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "%00", "a%2F..%2Fsql", "."):
         assert (await client.put(f"/v1/adapters/{name}")).status == 404
+
+
+async def test_no_answer_is_cached_or_sniffed(client: TestClient) -> None:
+    for path in ("/", "/v1/adapters/sql", "/v1/config", "/metrics", "/nowhere"):
+        headers = (await client.get(path)).headers
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
