@@ -15,7 +15,7 @@ FLAGS = (
     *("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16"),
     *("--max-model-len", "512", "--max-num-batched-tokens", "64", "--max-num-seqs", "16"),
     # 640 tokens of KV cache: eight requests of 150 do not fit.
-    *("--block-size", "16", "--num-gpu-blocks-override", "40"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "20"),
     *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'),
 )
 ENV = {"VLLM_SERVER_DEV_MODE": "1", "LORA_PLUGIN_MAX_WAIT_SECONDS": "1"}
