@@ -121,6 +121,8 @@ class Stager:
 
     def outcome(self, adapter_id: int) -> Outcome | None:
         """How the staging stands; None when it was never asked for, or is forgotten."""
+        if not self._jobs.empty():
+            self._ensure_thread()
         return self._outcomes.get(adapter_id)
 
     def packed(self, adapter_id: int) -> PackedAdapter:
@@ -143,7 +145,7 @@ class Stager:
         self._jobs.put(None)
 
     def _ensure_thread(self) -> None:
-        # A thread that died (out of memory while handling out of memory) is replaced with the next job.
+        # A thread that died (out of memory while handling out of memory) is replaced.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="lora-stager", daemon=True)
             self._thread.start()
@@ -155,13 +157,16 @@ class Stager:
             started = time.monotonic()
             if not self._is_current(job):
                 continue
-            outcome = self._load(job)
-            seconds = time.monotonic() - started
+            # What is left when not even a failure can be handled, and this thread dies of it.
+            outcome = Outcome(reason=Reason(Code.INTERNAL, "the stager ended", hint="try again"))
+            try:
+                outcome = self._load(job)
+            finally:
+                seconds = time.monotonic() - started
+                if self._is_current(job):
+                    self._outcomes[job.adapter_id] = replace(outcome, seconds=seconds)
             self._times.add(Stage.QUEUE, started - since)
             self._times.add(Stage.PACK, seconds)
-            outcome = replace(outcome, seconds=seconds)
-            if self._is_current(job):
-                self._outcomes[job.adapter_id] = outcome
             if outcome.reason is not None:
                 logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
             elif outcome.packed is not None:

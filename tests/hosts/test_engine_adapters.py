@@ -69,6 +69,8 @@ class Engine:
     def load(self, root: Any, name: str, *args: Any, **kwargs: Any) -> PackedAdapter:
         self.gate.wait(10)
         self.loads += 1
+        if name == "deadly":
+            raise SystemExit
         if name == "bad":
             raise AdapterRejected(Code.NOT_FINITE, "a tensor holds NaN")
         return PackedAdapter(8, 100, (), torch.zeros(0))
@@ -144,6 +146,18 @@ def test_a_request_on_its_way_finds_a_version_that_another_api_server_let_go(
     engine.adapters.call("release", {"id": 7}, idle=True)
     assert engine.pool.get(7) is None
     assert engine.loads == len(engine.ranks)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_stager_costs_the_adapter_at_hand_only(engine: Engine) -> None:
+    """The next one waits in its queue, asked for before the thread died."""
+    engine.gate.clear()
+    engine.stage(7, "deadly")
+    engine.stage(8)
+    engine.gate.set()
+    assert engine.until(7, "failed", "deadly")["reason"]["code"] == "internal"
+    engine.until(8, "ready")
+    assert engine.pool.snapshot()["host_bytes"] == 200
 
 
 def test_too_large_for_the_host_cache_is_a_refusal(engine: Engine) -> None:
