@@ -118,6 +118,14 @@ def ask(server: Server, name: str, prompt: list[int], **headers: str) -> openai.
     )
 
 
+def test_a_plugins_selection_wins_over_what_the_request_says(server: Server, prompt: list[int]) -> None:
+    answer = server.client.completions.with_raw_response.create(
+        **completion_request("beta", prompt, 12), extra_headers={"X-Pick": "alpha"}
+    )
+    assert answer.headers["x-lora-adapter"].startswith("alpha@")
+    assert answer.parse().choices[0].token_ids == server.complete("alpha", prompt).output
+
+
 def test_access_is_the_plugins_to_give(server: Server, prompt: list[int]) -> None:
     with pytest.raises(openai.PermissionDeniedError, match="delta is ours"):
         ask(server, "delta", prompt)

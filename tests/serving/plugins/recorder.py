@@ -20,6 +20,7 @@ from lora_plugin.hooks import (
     LinearLayer,
     Refusal,
     Request,
+    Selection,
     Source,
     WaitingRequest,
     hookimpl,
@@ -38,6 +39,12 @@ def record(hook: str, **facts: Any) -> None:
     folder.mkdir(exist_ok=True)
     with (folder / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps({"hook": hook, "pid": os.getpid(), **facts}) + "\n")
+
+
+@hookimpl
+def select_adapter(request: Request) -> Selection | None:
+    picked = request.headers.get("x-pick")
+    return Selection(picked) if picked else None
 
 
 @hookimpl
