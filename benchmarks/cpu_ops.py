@@ -62,12 +62,14 @@ CASES = (
     Case("base only, 8 rows", SMOL, (8, 16, 32), ((-1, 8),)),
     Case("decode, base and 3 adapters, 8 rows", SMOL, (8, 16, 32), MIXED),
     Case("decode, 1 adapter, 1 row", SMOL, (16,), ((0, 1),)),
+    Case("decode, 16 adapters, 16 rows", SMOL, (8, 16, 32) * 5 + (8,), tuple((i, 1) for i in range(16))),
     Case("decode, 64 adapters, 64 rows", SMOL, (8, 16, 32, 64) * 16, tuple((i, 1) for i in range(64))),
     Case("16 adapters, 16 rows each", SMOL, (16,) * 16, tuple((i, 16) for i in range(16))),
     Case("prefill, 1 adapter, 1600 rows", SMOL, (16,), ((0, 200),) * 8),
     Case("prefill, base and 3 adapters, 1600 rows", SMOL, (8, 16, 32), MIXED_PREFILL),
     Case("prefill of 512 beside mixed decode", SMOL, (8, 16, 32), (*MIXED, (1, 512))),
     Case("decode, base and 3 adapters, 8 rows", WIDE, (8, 16, 32), MIXED),
+    Case("decode, 16 adapters, 16 rows", WIDE, (8, 16, 32) * 5 + (8,), tuple((i, 1) for i in range(16))),
     Case("prefill, 1 adapter, 512 rows", WIDE, (16,), ((0, 512),)),
 )
 
