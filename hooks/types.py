@@ -58,7 +58,7 @@ class Selection:
             model.
         version: a prefix of the version that is wanted, at least 7 hexadecimal digits; None for the one
             served.
-        parts: adapters to be served together as one, which is then called `adapter`; empty for one that has
+        parts: adapters to be served together as one, whose name is made of theirs; empty for one that has
             its own folder.
     """
 

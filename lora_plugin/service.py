@@ -119,6 +119,7 @@ class Service:
             self._catalog,
             engines,
             self._leases.ended,
+            settle_seconds=settings.settle_seconds,
             max_rank=layout.max_rank,
             timeout=settings.load_timeout_seconds,
         )

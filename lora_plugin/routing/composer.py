@@ -30,9 +30,18 @@ _KEPT: Final = 256
 """Clients can spell any number of compositions: the engines forget those that were not asked for lately."""
 _CONFIRM_SECONDS: Final = 1.0
 """For so long after the engines said that a version is ready they are not asked again."""
-_MAY_BE_GOOD: Final = frozenset(
-    {Code.CHANGED, Code.INCOMPLETE, Code.UNREADABLE, Code.NOT_FOUND, Code.HOST_CACHE_FULL, Code.INTERNAL}
+_LOOK_AGAIN: Final = frozenset(
+    {
+        Code.CHANGED,
+        Code.INCOMPLETE,
+        Code.CONFIG_MISSING,
+        Code.WEIGHTS_MISSING,
+        Code.UNREADABLE,
+        Code.NOT_FOUND,
+    }
 )
+"""The files of a part are not what the catalog saw: it looks again."""
+_MAY_BE_GOOD: Final = _LOOK_AGAIN | {Code.HOST_CACHE_FULL, Code.ID_CLASH, Code.INTERNAL}
 
 
 class Composer:
@@ -42,6 +51,7 @@ class Composer:
         catalog: the parts' versions.
         link: the line to the engines.
         ended: returns once no response of this process uses a version.
+        settle_seconds: quiet time before a changed folder is read.
         max_rank: what the ranks of the parts may add up to.
         timeout: seconds that a request waits.
     """
@@ -52,12 +62,14 @@ class Composer:
         link: EngineLink,
         ended: Callable[[int], Awaitable[None]],
         *,
+        settle_seconds: float,
         max_rank: int,
         timeout: float,
     ) -> None:
         self._catalog = catalog
         self._link = link
         self._ended = ended
+        self._settle_seconds = settle_seconds
         self._max_rank = max_rank
         self._timeout = timeout
         self._staging = Staging(link)
@@ -80,6 +92,23 @@ class Composer:
             BadRequest: RANK_TOO_LARGE: the parts together.
             Unavailable: it could not be made ready in time.
         """
+        try:
+            return await self._ensure(name, parts, confirm)
+        except Unavailable as error:
+            if error.code not in _LOOK_AGAIN:
+                raise
+        await self._look_again({part.adapter for part in parts})
+        return await self._ensure(name, parts, confirm)
+
+    def known(self, name: str) -> StageSpec | None:
+        """The version that was asked for last; None where that is long ago."""
+        return self._known.get(name)
+
+    def stop(self) -> None:
+        """Ends all waiting; called on the event loop."""
+        self._flights.cancel()
+
+    async def _ensure(self, name: str, parts: Sequence[Part], confirm: bool) -> StageSpec:
         versions = [await self._version(part) for part in parts]
         self._check_rank(name, versions)
         sources = [
@@ -92,13 +121,11 @@ class Composer:
             await self._stage(spec)
         return spec
 
-    def known(self, name: str) -> StageSpec | None:
-        """The version that was asked for last; None where that is long ago."""
-        return self._known.get(name)
-
-    def stop(self) -> None:
-        """Ends all waiting; called on the event loop."""
-        self._flights.cancel()
+    async def _look_again(self, names: set[str]) -> None:
+        await asyncio.to_thread(self._catalog.scan, names)
+        if names & self._catalog.pending():
+            await asyncio.sleep(self._settle_seconds)
+            await asyncio.to_thread(self._catalog.scan, names)
 
     async def _version(self, part: Part) -> Version:
         version = self._catalog.find(part.adapter).version

@@ -106,7 +106,7 @@ def agreed(named: list[Named]) -> Selection:
 def spelled(selection: Selection) -> str:
     """A selection in a client's words."""
     if selection.parts:
-        return selection.adapter or "+".join(map(spell, selection.parts))
+        return "+".join(map(spell, selection.parts))
     if selection.adapter is None:
         return BASE
     return spell(Part(selection.adapter[:100], selection.version))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def run(
     timeout: float = 5.0,
 ) -> Any:
     async def main() -> Any:
-        composing = Composer(bench.catalog, link, ended, max_rank=16, timeout=timeout)
+        composing = Composer(bench.catalog, link, ended, settle_seconds=0.01, max_rank=16, timeout=timeout)
         try:
             result = await work(composing)
             await asyncio.sleep(0.01)
@@ -127,6 +127,31 @@ def test_failures_reach_the_request_and_no_adapter(bench: Bench, code: Code, err
     with pytest.raises(error, match="no"):
         run(bench, link, lambda c: c.ensure("mix", MIX))
     assert {adapter.state for adapter in bench.catalog.list()} == {"listed"}
+
+
+def test_a_part_that_is_being_replaced_is_looked_at_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines find other bytes than the catalog knows: it looks, and the new version is composed."""
+    link, scan = MemoryLink(1), bench.catalog.scan
+
+    def scan_later(names: Iterable[str] | None = None) -> float | None:
+        bench.clock.now += 1
+        return scan(names)
+
+    monkeypatch.setattr(bench.catalog, "scan", scan_later)
+    before = bench.catalog.version_of("b").digest
+
+    def answer(spec: Any) -> StageStatus | None:
+        if before not in spec.path:
+            return None
+        write_adapter(bench.root / "b", seed=7)
+        return StageStatus("failed", Reason(Code.CHANGED, "another version"))
+
+    link.answer = answer
+    spec = run(bench, link, lambda c: c.ensure("mix", MIX))
+    assert before not in spec.path
+    assert link.released == [link.started[0]]
 
 
 def test_nobody_waits_for_ever(bench: Bench) -> None:
