@@ -21,7 +21,7 @@ class Resident:
     Attributes:
         entry: its index in the tables that the kernels read.
         first_row: where its rows begin, in every layer.
-        rank: how many rows it has.
+        rank: how many rank rows it has; those of its gain and shift follow.
     """
 
     entry: int
@@ -32,8 +32,9 @@ class Resident:
 class Arena:
     """Adapters by id over fixed tensors; addresses never change after construction.
 
-    Rows are `[first_row, first_row + rank)` in every layer; a layer that the adapter does not target holds
-    zeros there. What is loaded where is decided elsewhere and only executed here.
+    Rows are `[first_row, first_row + rank)` in every layer, and two more for an adapter that scales and
+    shifts outputs; a layer that the adapter does not target holds zeros there. What is loaded where is
+    decided elsewhere and only executed here.
 
     Args:
         layout: the model's layers, with this rank's shards.
@@ -52,6 +53,7 @@ class Arena:
         self.weights = tuple(_allocate(layer, rows, device, dtype) for layer in layout.layers)
         self.first_rows: npt.NDArray[np.int32] = np.zeros(self.max_adapters, np.int32)
         self.ranks: npt.NDArray[np.int32] = np.zeros(self.max_adapters, np.int32)
+        self.affine: npt.NDArray[np.int32] = np.zeros(self.max_adapters, np.int32)
         self._residents: dict[int, Resident] = {}
         self._free_entries = list(range(self.max_adapters - 1, -1, -1))
         # Whether a row of a layer holds anything but zeros: what need not be cleared is not written.
@@ -65,8 +67,8 @@ class Arena:
         """
         if adapter_id in self._residents:
             raise LoraPluginError(Code.ID_CLASH, f"adapter {adapter_id} is in the arena already")
-        stop = first_row + packed.rank
-        targeted = {packed_layer.layer: packed_layer.rank for packed_layer in packed.layers}
+        stop, end = first_row + packed.rank, first_row + packed.rows
+        targeted = {packed_layer.layer: packed_layer for packed_layer in packed.layers}
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         for packed_layer in packed.layers:
@@ -74,13 +76,21 @@ class Arena:
             rows = slice(first_row, first_row + packed_layer.rank)
             targets += [weights.a[rows], *(b[rows] for b in weights.b)]
             sources += [packed_layer.a, *packed_layer.b]
+            if packed_layer.outputs:
+                targets += [b[stop:end] for b in weights.b]
+                sources += packed_layer.outputs
         torch._foreach_copy_(targets, sources, non_blocking=True)
         for layer, weights in enumerate(self.weights):
-            self._clear(layer, weights, first_row + targeted.get(layer, 0), stop)
-        for layer, rank in targeted.items():
-            self._dirty[layer, first_row : first_row + rank] = True
+            written = targeted.get(layer)
+            self._clear(layer, weights, first_row + (written.rank if written else 0), stop)
+            if not (written and written.outputs):
+                self._clear(layer, weights, stop, end)
+        for layer, written in targeted.items():
+            self._dirty[layer, first_row : first_row + written.rank] = True
+            self._dirty[layer, stop:end] = bool(written.outputs)
         entry = self._free_entries.pop()
         self.first_rows[entry], self.ranks[entry] = first_row, packed.rank
+        self.affine[entry] = packed.affine
         self._residents[adapter_id] = Resident(entry, first_row, packed.rank)
 
     def drop(self, adapter_id: int) -> None:
@@ -112,6 +122,11 @@ class Arena:
     def resident(self, adapter_id: int) -> Resident | None:
         """Where an adapter lies, or None."""
         return self._residents.get(adapter_id)
+
+    @property
+    def tables(self) -> tuple[npt.NDArray[np.int32], ...]:
+        """[entries] first row, rank, and whether a gain and a shift follow: what a batch is made from."""
+        return self.first_rows, self.ranks, self.affine
 
     @property
     def nbytes(self) -> int:

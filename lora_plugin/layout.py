@@ -19,6 +19,9 @@ TOWERS: Final = "only the language model of a multimodal model takes an adapter"
 DEFAULT_MAX_RANK: Final = 64
 """`--max-lora-rank` where it is not given."""
 
+AFFINE_ROWS: Final = 2
+"""Rows beside those of its rank that an adapter with DoRA or trained biases takes: of gains and of shifts."""
+
 
 class Kind(StrEnum):
     """How a layer applies its adapter."""
@@ -66,11 +69,15 @@ class Layer:
         name: the layer's dotted path, "model.layers.0.self_attn.qkv_proj"; with one slice, its name.
         kind: how it applies its adapter.
         slices: in the order of the layer's output.
+        tied: whether it is an lm_head whose weight is the embedding's.
+        no_dora: why the norms that DoRA takes of its weight cannot be had on one rank; empty where they can.
     """
 
     name: str
     kind: Kind
     slices: tuple[Slice, ...]
+    no_dora: str = ""
+    tied: bool = False
 
     @property
     def local_in(self) -> int:
@@ -123,6 +130,8 @@ class ModelLayout:
                     )
                     for s in layer["slices"]
                 ),
+                no_dora=layer["no_dora"],
+                tied=layer["tied"],
             )
             for layer in data["layers"]
         )

@@ -22,6 +22,7 @@ import torch
 from lora_plugin.adapter.join import join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.base_model import BaseModel
 from lora_plugin.composition import parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
@@ -75,7 +76,7 @@ class Outcome:
             return {"state": "staging"}
         return {
             "state": "ready",
-            "rank": self.packed.rank,
+            "rows": self.packed.rows,
             "nbytes": self.packed.nbytes,
             "seconds": self.seconds,
         }
@@ -87,6 +88,7 @@ class Stager:
     Args:
         layout: the model's layers with this rank's shards.
         max_bytes: a larger adapter is refused unread.
+        base: the base model's weights, which DoRA, trained biases and tokens are relative to.
         pin: whether packed memory is page-locked (CUDA).
         times: where the stages of a load are noted.
         loader: how a folder becomes a packed adapter; replaced in tests of the thread itself.
@@ -96,6 +98,7 @@ class Stager:
         self,
         layout: ModelLayout,
         max_bytes: int,
+        base: BaseModel | None,
         *,
         pin: bool = False,
         loader: Callable[..., PackedAdapter] = load,
@@ -105,6 +108,7 @@ class Stager:
         self._layout = layout
         self._max_bytes = max_bytes
         self._pin = pin
+        self._base = base
         self._loader = loader
         self._outcomes: dict[int, Outcome] = {}
         self._jobs: queue.SimpleQueue[tuple[Job, float] | None] = queue.SimpleQueue()
@@ -212,6 +216,7 @@ class Stager:
             self._layout,
             digest or None,
             self._max_bytes,
+            base=self._base,
             # No digest: named by the operator's own code (offline), not by the catalog.
             trusted=not digest,
             **options,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -21,14 +21,12 @@ T = TypeVar("T")
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
 _MAX_RANK: Final = 1 << 20
+_MAX_TOKEN: Final = 1 << 31
 
 _UNSUPPORTED: Final[dict[str, str]] = {
-    "use_dora": "DoRA",
-    "lora_bias": "a bias of lora_B",
     "modules_to_save": "modules_to_save",
     "alora_invocation_tokens": "activated LoRA (aLoRA)",
     "layer_replication": "layer replication",
-    "trainable_token_indices": "trainable tokens",
     "target_parameters": "target_parameters (LoRA on bare parameters, such as fused experts)",
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA (BD-LoRA)",
@@ -53,6 +51,10 @@ class AdapterConfig:
         use_rslora: whether the scale is alpha / sqrt(r), https://arxiv.org/abs/2312.03732.
         rank_pattern: ranks by module.
         alpha_pattern: alphas by module.
+        dora: whether every module has a magnitude of its outputs, https://arxiv.org/abs/2402.09353.
+        bias: whether biases of the base model were trained and saved.
+        lora_bias: whether every lora_B has a bias.
+        tokens: trained tokens by the end of their module's name; "" is the embedding, whatever its name.
         base_model: `base_model_name_or_path`, if the config names one.
         canonical: the config's content, the same for every order of its keys and every white space.
     """
@@ -62,6 +64,10 @@ class AdapterConfig:
     use_rslora: bool
     rank_pattern: Patterns[int]
     alpha_pattern: Patterns[float]
+    dora: bool
+    bias: bool
+    lora_bias: bool
+    tokens: Mapping[str, tuple[int, ...]]
     base_model: str | None
     canonical: bytes
 
@@ -91,6 +97,10 @@ class AdapterConfig:
             use_rslora=_flag("use_rslora", data.get("use_rslora")),
             rank_pattern=_patterns(data, "rank_pattern", _rank),
             alpha_pattern=_patterns(data, "alpha_pattern", _alpha),
+            dora=_flag("use_dora", data.get("use_dora")),
+            bias=_trains_biases(data.get("bias")),
+            lora_bias=_flag("lora_bias", data.get("lora_bias")),
+            tokens=_tokens(data.get("trainable_token_indices")),
             base_model=base if isinstance(base, str) and base else None,
             canonical=_canonical(data),
         )
@@ -114,6 +124,7 @@ def _check_type(data: dict[str, Any]) -> None:
             "peft_type is not served",
             expected="LORA",
             found=show(kind) if kind is not None else "none",
+            hint="make a LoRA of it with PEFT's save_as_lora where that knows the type, or merge it",
         )
 
 
@@ -121,8 +132,10 @@ def _check_features(data: dict[str, Any]) -> None:
     for field, feature in _UNSUPPORTED.items():
         if data.get(field):
             raise _unsupported(field, feature, data[field], "train or merge without it")
-    if data.get("bias") not in (None, "none"):
-        raise _unsupported("bias", "trained biases", data["bias"], "train with bias='none'")
+    if data.get("use_dora") and data.get("lora_bias"):
+        raise _unsupported(
+            "lora_bias", "a bias of lora_B together with DoRA", True, "PEFT trains no such thing"
+        )
     init = data.get("init_lora_weights")
     if isinstance(init, str) and init.lower() not in _HARMLESS_INITS:
         raise _unsupported(
@@ -163,6 +176,32 @@ def _flag(field: str, value: object) -> bool:
         return bool(value)
     raise AdapterRejected(
         Code.CONFIG_INVALID, f"{field} is not a flag", expected="true or false", found=show(value)
+    )
+
+
+def _trains_biases(value: object) -> bool:
+    if value in (None, "none", "all", "lora_only"):
+        return value not in (None, "none")
+    raise AdapterRejected(
+        Code.CONFIG_INVALID, "bias is unknown", expected="none, all or lora_only", found=show(value)
+    )
+
+
+def _tokens(value: object) -> dict[str, tuple[int, ...]]:
+    by_module = value if isinstance(value, dict) else {"": value} if value else {}
+    return {name: _token_list(tokens) for name, tokens in by_module.items()}
+
+
+def _token_list(value: object) -> tuple[int, ...]:
+    tokens = value if isinstance(value, list) else []
+    whole = all(type(token) is int and 0 <= token < _MAX_TOKEN for token in tokens)
+    if whole and tokens and len(set(tokens)) == len(tokens):
+        return tuple(tokens)
+    raise AdapterRejected(
+        Code.CONFIG_INVALID,
+        "trainable_token_indices are not tokens",
+        expected="a list of different token ids, or one for each module",
+        found=show(value),
     )
 
 

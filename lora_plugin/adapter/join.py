@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lora_plugin.adapter.pack import PackedAdapter, PackedLayer
+from lora_plugin.errors import AdapterRejected, Code
 
 
 def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
@@ -15,7 +16,11 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
     Args:
         parts: packed for the same layout, with their weights folded into B; at least one.
         pin: whether the slab is page-locked.
+
+    Raises:
+        AdapterRejected: FEATURE_UNSUPPORTED, for a part that scales or shifts outputs.
     """
+    _refuse_affine(parts)
     by_layer: dict[int, list[PackedLayer]] = {}
     for part in parts:
         for layer in part.layers:
@@ -40,3 +45,14 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
         b = tuple(stack(slices) for slices in zip(*(layer.b for layer in joined), strict=True))
         layers.append(PackedLayer(index, a.shape[0], a, b))
     return PackedAdapter(max(layer.rank for layer in layers), nbytes, tuple(layers), slab)
+
+
+def _refuse_affine(parts: Sequence[PackedAdapter]) -> None:
+    """What DoRA and trained biases make of an output is no sum of what they add."""
+    for number, part in enumerate(parts, start=1):
+        if part.affine:
+            raise AdapterRejected(
+                Code.FEATURE_UNSUPPORTED,
+                f"part {number} of the composition has DoRA or trained biases, which cannot be composed",
+                hint="merge it into the base model, or leave it out",
+            )

@@ -18,7 +18,10 @@ from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
 from lora_plugin.adapter.inspection import Head, all_tensors, read_config, read_heads
 from lora_plugin.adapter.matching import match
 from lora_plugin.adapter.pack import PackedAdapter, Packer
+from lora_plugin.adapter.pack_outputs import finish_outputs
+from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import scaled
+from lora_plugin.base_model import BaseModel
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 
@@ -48,6 +51,7 @@ def load(
     max_bytes: int,
     pin: bool = False,
     *,
+    base: BaseModel | None = None,
     trusted: bool = False,
     factor: float = 1.0,
 ) -> PackedAdapter:
@@ -60,6 +64,8 @@ def load(
         expected_digest: what `verify` said of the version that is wanted; None for whatever is there.
         max_bytes: a larger adapter is refused unread.
         pin: whether the slab is page-locked.
+        base: the base model's weights, which DoRA, biases and trained tokens are relative to; None only
+            checks such an adapter, and leaves what would be made of them zero.
         trusted: see the module.
         factor: of what it adds, as a part of a composition.
 
@@ -91,6 +97,9 @@ def load(
             expected=expected_digest[:12],
             found=digest.hexdigest()[:12],
         )
+    if base is not None:
+        finish_tokens(packer.adapter, plan, packer.vectors, layout, base)
+        finish_outputs(packer.adapter, plan, packer.vectors, layout, base)
     return packer.adapter
 
 

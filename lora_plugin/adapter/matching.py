@@ -12,11 +12,13 @@ from typing import Final
 from lora_plugin.adapter.checkpoint import TensorInfo
 from lora_plugin.adapter.config import AdapterConfig
 from lora_plugin.adapter.document import show
-from lora_plugin.adapter.pairs import Pair, pair_tensors
-from lora_plugin.adapter.plan import LayerPlan, Plan, SlicePlan
+from lora_plugin.adapter.outputs import match_outputs
+from lora_plugin.adapter.pairs import Pair, group_tensors
+from lora_plugin.adapter.plan import LayerPlan, OutputPlan, Plan, SlicePlan, TokenPlan
 from lora_plugin.adapter.targets import Target, find_targets
+from lora_plugin.adapter.tokens import match_tokens
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.layout import Kind, Layer, ModelLayout
+from lora_plugin.layout import AFFINE_ROWS, Kind, Layer, ModelLayout
 
 _DTYPE_SIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -28,21 +30,29 @@ def match(tensors: Mapping[str, TensorInfo], layout: ModelLayout, config: Adapte
         AdapterRejected: TENSOR_UNKNOWN, TENSOR_PAIR_MISSING, SHAPE_MISMATCH, RANK_MISMATCH, RANK_TOO_LARGE,
             FEATURE_UNSUPPORTED or WEIGHTS_INVALID.
     """
-    pairs, copies = pair_tensors(tensors.values())
+    grouped = group_tensors(tensors.values())
+    pairs, copies = grouped.pairs, grouped.copies
     targets = find_targets(pairs, layout)
     slices: dict[int, dict[int, SlicePlan]] = {}
     for module, pair in pairs.items():
         target = targets[module]
         plans = _slice_plans(module, pair, target, layout, config)
         _add(slices.setdefault(target.layer, {}), plans, layout.layers[target.layer])
-    layers = tuple(_layer_plan(index, slices[index], layout) for index in sorted(slices))
-    return Plan(
+    outputs = match_outputs(grouped, targets, layout, config)
+    tokens = match_tokens(grouped, targets, layout, config)
+    layers = tuple(
+        _layer_plan(index, slices.get(index, {}), outputs.get(index, {}), tokens.get(index), layout)
+        for index in sorted({*slices, *outputs, *tokens})
+    )
+    plan = Plan(
         rank=max(layer.rank for layer in layers),
-        targets=tuple(sorted({module.rpartition(".")[2] for module in pairs})),
+        targets=tuple(sorted({module.rpartition(".")[2] for module in (*pairs, *grouped.tokens)})),
         layers=layers,
         nbytes=_packed_elements(layers, layout) * _DTYPE_SIZES[layout.dtype],
         warnings=_check_copies(copies, layout),
     )
+    _check_rows(plan, layout.max_rank)
+    return plan
 
 
 def _slice_plans(
@@ -119,13 +129,41 @@ def _add(slices: dict[int, SlicePlan], plans: Mapping[int, SlicePlan], layer: La
             )
 
 
-def _layer_plan(index: int, slices: Mapping[int, SlicePlan], layout: ModelLayout) -> LayerPlan:
-    plans = tuple(slices.get(i) for i in range(len(layout.layers[index].slices)))
-    return LayerPlan(index, max(plan.rank for plan in slices.values()), plans)
+def _layer_plan(
+    index: int,
+    slices: Mapping[int, SlicePlan],
+    outputs: Mapping[int, OutputPlan],
+    tokens: TokenPlan | None,
+    layout: ModelLayout,
+) -> LayerPlan:
+    count = range(len(layout.layers[index].slices))
+    return LayerPlan(
+        index,
+        len(tokens.tokens) if tokens else max((plan.rank for plan in slices.values()), default=0),
+        tuple(slices.get(i) for i in count),
+        tuple(outputs.get(i) for i in count) if outputs else (),
+        tokens,
+    )
 
 
 def _packed_elements(layers: tuple[LayerPlan, ...], layout: ModelLayout) -> int:
-    return sum(plan.rank * layout.layers[plan.layer].row_elements for plan in layers)
+    total = 0
+    for plan in layers:
+        layer = layout.layers[plan.layer]
+        total += plan.rank * layer.row_elements
+        total += AFFINE_ROWS * sum(part.local_out for part in layer.slices) if plan.outputs else 0
+    return total
+
+
+def _check_rows(plan: Plan, max_rank: int) -> None:
+    if plan.rows > max_rank:
+        raise AdapterRejected(
+            Code.RANK_TOO_LARGE,
+            "the adapter needs more rows than the server's maximum: DoRA and biases take two beside its rank",
+            expected=f"r <= {max_rank - AFFINE_ROWS}",
+            found=f"r={plan.rank}",
+            hint=f"start the server with --max-lora-rank {1 << (plan.rows - 1).bit_length()}",
+        )
 
 
 def _check_copies(copies: Mapping[str, TensorInfo], layout: ModelLayout) -> tuple[str, ...]:

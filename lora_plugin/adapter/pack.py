@@ -13,7 +13,7 @@ from lora_plugin.adapter.checkpoint import TensorInfo
 from lora_plugin.adapter.document import show
 from lora_plugin.adapter.plan import LayerPlan, Plan, SlicePlan
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.layout import Layer, ModelLayout
+from lora_plugin.layout import AFFINE_ROWS, Layer, ModelLayout
 
 _STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LARGEST: Final = {torch.float32: 1e8, torch.bfloat16: 1e8, torch.float16: 1e4}
@@ -30,12 +30,15 @@ class PackedLayer:
         rank: rows; slices of a lower rank are padded with zeros.
         a: [rank, slices, local_in], in the serving dtype.
         b: for each slice [rank, local_out], transposed to PEFT's and times the scale.
+        outputs: for each slice [2, local_out], its gain and its shift, see `OutputPlan`; empty when the layer
+            has none.
     """
 
     layer: int
     rank: int
     a: Tensor
     b: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] = ()
 
     @property
     def adds(self) -> bool:
@@ -51,31 +54,47 @@ class PackedAdapter:
         rank: the highest rank of any layer.
         nbytes: the size of `slab`.
         layers: the targeted layers in the layout's order.
-        slab: 1-D, contiguous, in the serving dtype; every `a` and `b` is a view of it, in the order
-            a, b[0], b[1], ... of each layer, without gaps.
+        slab: 1-D, contiguous, in the serving dtype; every `a`, `b` and `outputs` is a view of it, in the
+            order a, b[0], b[1], ..., outputs[0], ... of each layer, without gaps.
+        affine: whether any layer has `outputs`.
     """
 
     rank: int
     nbytes: int
     layers: tuple[PackedLayer, ...]
     slab: Tensor
+    affine: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Arena rows in every layer."""
+        return self.rank + AFFINE_ROWS * self.affine
 
 
 class Packer:
-    """Fills a slab tensor by tensor, in whatever order they are read."""
+    """Fills a slab tensor by tensor, in whatever order they are read.
+
+    Attributes:
+        adapter: what is filled; its `outputs` are left to `finish_outputs`, its tokens to `finish_tokens`.
+        vectors: what those two need by name, float32: vectors over outputs, rows of tokens.
+    """
 
     def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
         dtype = _SERVED[layout.dtype]
         slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
-        self.adapter = PackedAdapter(plan.rank, plan.nbytes, _views(plan, layout, slab), slab)
+        self.adapter = PackedAdapter(plan.rank, plan.nbytes, _views(plan, layout, slab), slab, plan.affine)
+        self.vectors: dict[str, Tensor] = {}
         self._uses: dict[str, list[_Use]] = {}
         self._largest: dict[str, float] = {}
+        outputs = (part for layer in plan.layers for part in layer.outputs if part is not None)
+        self._vector_names = {vector.name for part in outputs for vector in part.vectors}
+        self._vector_names |= {layer.tokens.values.name for layer in plan.layers if layer.tokens}
         for planned, packed in zip(plan.layers, self.adapter.layers, strict=True):
             self._plan_layer(planned, packed, layout.layers[planned.layer])
 
     def wants(self, tensor: TensorInfo) -> bool:
         """Whether the tensor is part of the packed adapter."""
-        return tensor.name in self._uses
+        return tensor.name in self._uses or tensor.name in self._vector_names
 
     def add(self, info: TensorInfo, raw: Tensor) -> None:
         """Cast the tensor once and put this rank's parts of it in place.
@@ -88,10 +107,14 @@ class Packer:
             AdapterRejected: NOT_FINITE, for NaN or infinity before or after the cast.
         """
         stored = raw.view(_STORED[info.dtype]).view(info.shape)
+        if info.name in self._vector_names:
+            self.vectors[info.name] = stored.float()
+            check_finite(info, stored, self.vectors[info.name])
+            return
         for scale, uses in _by_scale(self._uses[info.name]).items():
             scaled = stored if scale == 1 else stored.float() * scale
             served = scaled.to(self.adapter.slab.dtype)
-            largest = _magnitude(info, stored, served)
+            largest = check_finite(info, stored, served)
             self._largest[info.name] = max(self._largest.get(info.name, 0.0), largest)
             for use in uses:
                 part = served[use.rows[0] : use.rows[1], use.columns[0] : use.columns[1]]
@@ -167,11 +190,13 @@ def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, 
         layer = layout.layers[planned.layer]
         a = take(planned.rank, len(layer.slices), layer.local_in)
         b = tuple(take(planned.rank, part.local_out) for part in layer.slices)
-        layers.append(PackedLayer(planned.layer, planned.rank, a, b))
+        outputs = layer.slices if planned.outputs else ()
+        adjusting = tuple(take(AFFINE_ROWS, part.local_out) for part in outputs)
+        layers.append(PackedLayer(planned.layer, planned.rank, a, b, adjusting))
     return tuple(layers)
 
 
-def _magnitude(info: TensorInfo, stored: Tensor, served: Tensor) -> float:
+def check_finite(info: TensorInfo, stored: Tensor, served: Tensor) -> float:
     """The largest absolute value; NaN and infinity are refused.
 
     A positive finite factor and a cast keep them, so one look covers before and after; and both show in

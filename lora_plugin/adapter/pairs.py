@@ -1,4 +1,4 @@
-"""The tensors of an adapter put together: lora_A with lora_B, by module."""
+"""The tensors of an adapter put together by module: lora_A with lora_B, and the vectors over its outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from lora_plugin.adapter.checkpoint import TensorInfo
 from lora_plugin.adapter.document import show, show_some
-from lora_plugin.adapter.tensor_names import LoraName, feature_of, parse_base_copy, parse_lora
+from lora_plugin.adapter.tensor_names import (
+    LoraName,
+    feature_of,
+    parse_base_copy,
+    parse_lora,
+    parse_tokens,
+    parse_vector,
+)
 from lora_plugin.errors import AdapterRejected, Code
 
 
@@ -20,17 +27,40 @@ class Pair:
     embedding: bool
 
 
-def pair_tensors(tensors: Iterable[TensorInfo]) -> tuple[dict[str, Pair], dict[str, TensorInfo]]:
-    """The pairs, and the copies of base weights that PEFT saves beside targeted embeddings, both by module.
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """An adapter's tensors by module.
+
+    Attributes:
+        pairs: lora_A and lora_B.
+        vectors: vectors over a module's outputs by their kind, see `parse_vector`.
+        tokens: the rows of trained tokens.
+        copies: copies of base weights that PEFT saves beside targeted embeddings.
+    """
+
+    pairs: dict[str, Pair]
+    vectors: dict[str, dict[str, TensorInfo]]
+    tokens: dict[str, TensorInfo]
+    copies: dict[str, TensorInfo]
+
+
+def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
+    """Sort an adapter's tensors.
 
     Raises:
         AdapterRejected: TENSOR_PAIR_MISSING, TENSOR_UNKNOWN, FEATURE_UNSUPPORTED or WEIGHTS_INVALID.
     """
     found: dict[str, dict[str, tuple[LoraName, TensorInfo]]] = {}
+    vectors: dict[str, dict[str, TensorInfo]] = {}
+    tokens: dict[str, TensorInfo] = {}
     copies: dict[str, TensorInfo] = {}
     for tensor in tensors:
         if (name := parse_lora(tensor.name)) is not None:
             _place(found.setdefault(name.module, {}), name, tensor)
+        elif (vector := parse_vector(tensor.name)) is not None:
+            _place_vector(vectors.setdefault(vector[0], {}), vector[1], tensor)
+        elif (module := parse_tokens(tensor.name)) is not None:
+            tokens[module] = tensor
         elif (base := parse_base_copy(tensor.name)) is not None:
             copies[base] = tensor
         else:
@@ -38,7 +68,7 @@ def pair_tensors(tensors: Iterable[TensorInfo]) -> tuple[dict[str, Pair], dict[s
     if not found:
         raise AdapterRejected(Code.WEIGHTS_INVALID, "the weights hold no lora_A and lora_B")
     _check_one_adapter(name for parts in found.values() for name, _ in parts.values())
-    return {module: _pair(parts) for module, parts in found.items()}, copies
+    return Grouped({module: _pair(parts) for module, parts in found.items()}, vectors, tokens, copies)
 
 
 def _place(parts: dict[str, tuple[LoraName, TensorInfo]], name: LoraName, tensor: TensorInfo) -> None:
@@ -47,6 +77,16 @@ def _place(parts: dict[str, tuple[LoraName, TensorInfo]], name: LoraName, tensor
         raise AdapterRejected(
             Code.WEIGHTS_INVALID,
             f"lora_{name.part} of {show(name.module)} is stored twice",
+            found=f"{show(other.name)} and {show(tensor.name)}",
+        )
+
+
+def _place_vector(kinds: dict[str, TensorInfo], kind: str, tensor: TensorInfo) -> None:
+    other = kinds.setdefault(kind, tensor)
+    if other is not tensor:
+        raise AdapterRejected(
+            Code.WEIGHTS_INVALID,
+            f"a {kind} is stored twice",
             found=f"{show(other.name)} and {show(tensor.name)}",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lora_plugin.adapter.checkpoint import TensorInfo
+from lora_plugin.layout import AFFINE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,61 @@ class SlicePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """What else changes the outputs of a slice: y becomes (y + x A^T B) (1 + gain) + shift.
+
+    Attributes:
+        rows: the slice's part [start, stop) of the vectors.
+        scale: the factor of B A and of lora_bias.
+        magnitude: DoRA's, [rows]; the gain is that over the norm of the changed weight's rows, less 1.
+        bias: what the base layer's bias became, [rows].
+        lora_bias: the bias of lora_B, [rows].
+    """
+
+    rows: tuple[int, int]
+    scale: float
+    magnitude: TensorInfo | None = None
+    bias: TensorInfo | None = None
+    lora_bias: TensorInfo | None = None
+
+    @property
+    def vectors(self) -> tuple[TensorInfo, ...]:
+        return tuple(v for v in (self.magnitude, self.bias, self.lora_bias) if v is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlan:
+    """Trained rows of an embedding or an lm_head.
+
+    Attributes:
+        values: [tokens, width], what the rows became.
+        tokens: which tokens they are.
+        scale: the factor of the difference to the base model's rows.
+    """
+
+    values: TensorInfo
+    tokens: tuple[int, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPlan:
     """A targeted layer.
 
     Attributes:
         layer: index in `ModelLayout.layers`.
-        rank: the highest rank of its slices.
+        rank: the highest rank of its slices; 0 where only a bias was trained.
         slices: one entry for each slice of the layer, None for one without a target.
+        tokens: trained tokens; each takes a rank row, and no slice has a target.
+        outputs: one entry for each slice, None for one whose outputs are neither scaled nor shifted; empty
+            when none is.
     """
 
     layer: int
     rank: int
     slices: tuple[SlicePlan | None, ...]
+    outputs: tuple[OutputPlan | None, ...] = ()
+    tokens: TokenPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +103,16 @@ class Plan:
     nbytes: int
     warnings: tuple[str, ...]
 
+    @property
+    def affine(self) -> bool:
+        """Whether it scales or shifts outputs (DoRA, biases)."""
+        return any(layer.outputs for layer in self.layers)
+
+    @property
+    def rows(self) -> int:
+        """Arena rows in every layer."""
+        return self.rank + AFFINE_ROWS * self.affine
+
 
 def scaled(plan: Plan, factor: float) -> Plan:
     """The plan of an adapter that adds `factor` times as much."""
@@ -68,6 +122,7 @@ def scaled(plan: Plan, factor: float) -> Plan:
         replace(
             layer,
             slices=tuple(part and replace(part, scale=part.scale * factor) for part in layer.slices),
+            tokens=layer.tokens and replace(layer.tokens, scale=layer.tokens.scale * factor),
         )
         for layer in plan.layers
     )

@@ -15,15 +15,21 @@ _LORA: Final = re.compile(
     re.DOTALL,
 )
 
+_VECTOR: Final = re.compile(
+    r"(?P<module>.+?)\."
+    r"(?:(?P<magnitude>lora_magnitude_vector)(?:\.[^.]+)?(?:\.weight)?"
+    r"|(?P<lora_bias>lora_B)(?:\.[^.]+)?\.bias"
+    r"|(?P<bias>(?:base_layer\.)?bias))",
+    re.DOTALL,
+)
+
+_TOKENS: Final = re.compile(r"(.+?)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?", re.DOTALL)
+
 _FEATURES: Final[tuple[tuple[str, str], ...]] = (
-    (r"\.lora_magnitude_vector\b", "DoRA"),
-    (r"\.lora_B(\.[^.]+)?\.bias$", "a bias of lora_B"),
     (r"\.lora_diag\b", "KaSA"),
     (r"\.lora_monteclora", "MonteCLoRA"),
     (r"\.lora_arrow\b", "Arrow routing"),
-    (r"\btrainable_tokens", "trainable tokens"),
     (r"\.modules_to_save\.", "modules_to_save"),
-    (r"\.bias$", "a trained bias"),
     (r"(^|\.)(?!lora_)[^.]+\.weight$", "a whole trained weight (modules_to_save or a resized vocabulary)"),
 )
 
@@ -57,6 +63,23 @@ def parse_lora(key: str) -> LoraName | None:
         embedding=embedding is not None,
         adapter=found["embedding_adapter"] if embedding else found["adapter"],
     )
+
+
+def parse_vector(key: str) -> tuple[str, str] | None:
+    """The module and the kind of a vector over its outputs, None for any other key.
+
+    Kinds: "magnitude" (DoRA), "lora_bias" (lora_B's bias) and "bias" (the base layer's, trained).
+    """
+    found = _VECTOR.fullmatch(key)
+    if found is None or found.lastgroup is None:
+        return None
+    return found["module"].removeprefix(PEFT_PREFIX), found.lastgroup
+
+
+def parse_tokens(key: str) -> str | None:
+    """The module of a key under which PEFT saves the rows of trained tokens, None for any other key."""
+    found = _TOKENS.fullmatch(key)
+    return None if found is None else found[1].removeprefix(PEFT_PREFIX)
 
 
 def parse_base_copy(key: str) -> str | None:

@@ -58,15 +58,9 @@ def test_peft_types_that_are_not_lora(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
-        ("lora_bias", True),
         ("modules_to_save", ["lm_head"]),
         ("alora_invocation_tokens", [1, 2]),
         ("layer_replication", [[0, 2], [1, 3]]),
-        ("trainable_token_indices", [5]),
-        ("trainable_token_indices", {"embed_tokens": [5]}),
         ("target_parameters", ["experts.gate_up_proj"]),
         ("use_qalora", True),
         ("use_bdlora", {"nblocks": 2}),
@@ -93,6 +87,26 @@ def test_initialisations_that_leave_the_base_alone(init: Any) -> None:
     assert read(init_lora_weights=init).r == 8
 
 
+def test_a_bias_of_lora_b_with_dora_is_refused_as_by_peft() -> None:
+    with pytest.raises(AdapterRejected, match="lora_bias") as caught:
+        read(use_dora=True, lora_bias=True)
+    assert caught.value.code is Code.FEATURE_UNSUPPORTED
+
+
+@pytest.mark.parametrize("value", [[5, 5], [-1], [1.0], [True], "5", {"embed_tokens": 5}, {"lm_head": []}])
+def test_tokens_that_are_none(value: Any) -> None:
+    with pytest.raises(AdapterRejected, match="trainable_token_indices") as caught:
+        read(trainable_token_indices=value)
+    assert caught.value.code is Code.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("field", ["use_dora", "lora_bias", "bias"])
+def test_flags_of_another_kind(field: str) -> None:
+    with pytest.raises(AdapterRejected, match=field) as caught:
+        read(**{field: "some"})
+    assert caught.value.code is Code.CONFIG_INVALID
+
+
 def test_every_field_of_peft_was_decided_on() -> None:
     read_or_refused = set(module._UNSUPPORTED) | {
         "r",
@@ -101,6 +115,9 @@ def test_every_field_of_peft_was_decided_on() -> None:
         "rank_pattern",
         "alpha_pattern",
         "bias",
+        "use_dora",
+        "lora_bias",
+        "trainable_token_indices",
         "init_lora_weights",
         "peft_type",
         "base_model_name_or_path",

@@ -160,15 +160,10 @@ def test_the_base_weight_of_a_resized_vocabulary(
 @pytest.mark.parametrize(
     ("key", "feature"),
     [
-        (f"{STEM}.lora_magnitude_vector", "DoRA"),
-        (f"{STEM}.lora_magnitude_vector.default.weight", "DoRA"),
-        (f"{STEM}.lora_B.bias", "bias"),
-        (f"{STEM}.base_layer.bias", "bias"),
         (f"{STEM}.lora_diag", "KaSA"),
         (f"{STEM}.lora_monteclora_sampler.w", "MonteCLoRA"),
         ("base_model.model.lm_head.weight", "whole trained weight"),
         ("base_model.model.score.modules_to_save.default.weight", "modules_to_save"),
-        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", "trainable tokens"),
     ],
 )
 def test_tensors_of_other_features(key: str, feature: str, folder: Path, layout: ModelLayout) -> None:
@@ -178,11 +173,25 @@ def test_tensors_of_other_features(key: str, feature: str, folder: Path, layout:
     assert feature in error.reason.message
 
 
-def test_dora_as_peft_saves_it(tmp_path: Path, layout: ModelLayout) -> None:
-    train(use_dora=True).save_pretrained(str(tmp_path / "a"))
-    edit_config(tmp_path / "a", use_dora=False)
-    error = refusal(tmp_path / "a", layout)
-    assert (error.code, "DoRA" in error.reason.message) == (Code.FEATURE_UNSUPPORTED, True)
+@pytest.mark.parametrize(
+    ("key", "feature"),
+    [
+        (f"{STEM}.lora_magnitude_vector", "DoRA"),
+        (f"{STEM}.lora_magnitude_vector.default.weight", "DoRA"),
+        (f"{STEM}.lora_B.bias", "bias"),
+        (f"{STEM}.lora_B.default.bias", "bias"),
+        (f"{STEM}.base_layer.bias", "bias"),
+        (f"{STEM}.bias", "bias"),
+        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", "trainable tokens"),
+    ],
+)
+def test_vectors_that_the_config_does_not_name(
+    key: str, feature: str, folder: Path, layout: ModelLayout
+) -> None:
+    edit_tensors(folder, set_tensors(**{key: torch.zeros(32)}))
+    error = refusal(folder, layout)
+    assert error.code is Code.WEIGHTS_INVALID
+    assert feature in error.reason.message
 
 
 @pytest.mark.parametrize("key", ["something", "lora_A.weight", f"{STEM}.lora_C", f"{STEM}.lora_A"])

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from adapter_samples import LIMIT, deltas, llama_layout, packed_deltas, train
+from base_weights import WeightsModel
 from peft import LoraConfig, PeftModel
 from torch import nn
 
 from lora_plugin.adapter.join import join
 from lora_plugin.adapter.load import load
 from lora_plugin.composition import PartSource, parts_of
+from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 from lora_plugin.stager import Job, Stager
 
@@ -91,7 +93,7 @@ def test_the_weight_is_folded_in_before_the_only_rounding(composed: tuple[Path, 
 def test_the_parts_travel_in_the_path() -> None:
     assert parts_of("/adapters/sql") == ()
     source = PartSource('/adapters/"odd" name', "5f" * 32, -0.1)
-    stager = Stager(llama_layout(), LIMIT, loader=lambda *args, **options: pytest.fail("read"))
+    stager = Stager(llama_layout(), LIMIT, None, loader=lambda *args, **options: pytest.fail("read"))
     path = 'parts:[{"path":"/adapters/\\"odd\\" name","digest":"' + "5f" * 32 + '","weight":-0.1}]'
     assert parts_of(path) == (source,)
     # Only what the catalog gave a digest is taken for more than a folder.
@@ -99,3 +101,29 @@ def test_the_parts_travel_in_the_path() -> None:
     stager._loader = lambda root, name, *args, **options: read.append(root / name)  # type: ignore[func-returns-value, assignment, return-value]
     stager._pack(Job(1, "offline", path, ""))
     assert read == [Path(path)]
+
+
+@pytest.mark.parametrize("config", [{"use_dora": True}, {"lora_bias": True}])
+def test_what_is_no_sum_is_refused_by_name(
+    config: dict[str, Any], tmp_path: Path, layout: ModelLayout
+) -> None:
+    for name, settings in (("plain", {}), ("other", config)):
+        train(**settings).save_pretrained(str(tmp_path / name))
+    parts = [load(tmp_path, name, layout, None, LIMIT) for name in ("plain", "other")]
+    with pytest.raises(AdapterRejected, match="part 2") as caught:
+        join(parts)
+    assert caught.value.code is Code.FEATURE_UNSUPPORTED
+
+
+def test_trained_tokens_are_composed_with_their_weight(tmp_path: Path, layout: ModelLayout) -> None:
+    base = bare(train())
+    weights = WeightsModel(base, layout)
+    model = train(base, trainable_token_indices=[3, 9])
+    rows = model.get_input_embeddings().token_adapter.trainable_tokens_delta["default"]
+    rows.data.normal_()
+    model.save_pretrained(str(tmp_path / "a"))
+    parts = [load(tmp_path, "a", layout, None, LIMIT, base=weights, factor=f) for f in (0.5, -2.0)]
+    found = packed_deltas(join(parts), layout)["model.embed_tokens"]
+    difference = rows.detach() - base.get_input_embeddings().weight[[3, 9]].detach()
+    torch.testing.assert_close(found[[3, 9]], -1.5 * difference)
+    assert found.any(dim=1).sum() == 2

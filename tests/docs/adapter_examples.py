@@ -10,6 +10,9 @@ import torch
 from adapter_samples import LAYERS, LIMIT, FusedLlama, edit_config, edit_tensors, rename, shard
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+BIAS = KEY.replace("lora_A.weight", "base_layer.bias")
+EMBEDDING = "base_model.model.model.embed_tokens"
+TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 Change = Callable[[Path], Any]
@@ -78,6 +81,18 @@ SERVED: dict[str, list[tuple[dict[str, Any], Change]]] = {
     "`rank_pattern`, `alpha_pattern`": [
         ({"rank_pattern": {"v_proj": 3, r"layers\.1\..*q_proj": 12}, "alpha_pattern": {"q_proj": 5}}, nothing)
     ],
+    "DoRA (`use_dora`), of linear layers, `embed_tokens` and `lm_head`": [
+        ({"use_dora": True, "target_modules": "all-linear"}, nothing),
+        ({"use_dora": True, "target_modules": ["embed_tokens", "lm_head"]}, nothing),
+    ],
+    "trained biases (`bias`), of modules that an adapter can target": [
+        ({}, lambda folder: (edit_config(folder, bias="all"), tensor(BIAS, torch.ones(32))(folder)))
+    ],
+    "a bias of lora_B (`lora_bias`)": [({"lora_bias": True}, nothing)],
+    "trained tokens (`trainable_token_indices`) of the embedding and lm_head": [
+        ({"trainable_token_indices": indices}, nothing)
+        for indices in ([1, 5], {"embed_tokens": [1], "lm_head": [2, 3]})
+    ],
     "some modules or layers only": [
         ({"target_modules": "all-linear"}, nothing),
         ({"target_modules": r".*\.1\.mlp\.(up|down)_proj"}, config(target_modules=...)),
@@ -120,16 +135,57 @@ NOT_WHOLE: dict[str, list[Change]] = {
 }
 
 REFUSED: dict[str, list[Change]] = {
-    "another `peft_type` (IA3, AdaLoRA, ...)": [config(peft_type=kind) for kind in ("IA3", "ADALORA", ...)],
-    "DoRA (`use_dora`)": [
-        config(use_dora=True),
-        tensor(KEY.replace("lora_A", "lora_magnitude_vector"), torch.ones(32)),
+    "another `peft_type` (IA3, AdaLoRA, VeRA, LoHa, LoKr, ...)": [
+        config(peft_type=kind) for kind in ("IA3", "ADALORA", "VERA", "LOHA", "LOKR", ...)
     ],
-    "trained biases (`bias`, `lora_bias`)": [config(bias="all"), config(lora_bias=True)],
+    "`lora_bias` together with `use_dora`, which PEFT refuses too": [config(lora_bias=True, use_dora=True)],
+    'a trained bias of a module that takes no adapter (`bias="all"` with layer norms that have one)': [
+        lambda folder: (
+            edit_config(folder, bias="all"),
+            tensor("base_model.model.model.norm.bias", torch.ones(32))(folder),
+        )
+    ],
+    "`use_dora`, `lora_bias` or `trainable_token_indices` without their tensors": [
+        config(use_dora=True),
+        config(lora_bias=True),
+        config(trainable_token_indices=[5]),
+    ],
+    "magnitudes, biases or rows of tokens that the config does not name": [
+        tensor(TOKENS, torch.ones(1, 32)),
+        tensor(KEY.replace("lora_A", "lora_magnitude_vector"), torch.ones(32)),
+        tensor(KEY.replace("lora_A.weight", "lora_B.bias"), torch.ones(32)),
+        tensor(BIAS, torch.ones(32)),
+    ],
     "`modules_to_save`": [config(modules_to_save=["lm_head"])],
     "activated LoRA (`alora_invocation_tokens`)": [config(alora_invocation_tokens=[1])],
     "`layer_replication`": [config(layer_replication=[[0, 1]])],
-    "`trainable_token_indices`": [config(trainable_token_indices=[5])],
+    "trained tokens of a module that `target_modules` names too, or beyond the vocabulary": [
+        lambda folder: (
+            edit_config(folder, trainable_token_indices=[5]),
+            edit_tensors(
+                folder,
+                lambda old: (
+                    old
+                    | {
+                        TOKENS: torch.ones(1, 32),
+                        f"{EMBEDDING}.lora_embedding_A": torch.ones(8, 64),
+                        f"{EMBEDDING}.lora_embedding_B": torch.ones(32, 8),
+                    }
+                ),
+            ),
+        ),
+        lambda folder: (
+            edit_config(folder, trainable_token_indices=[64]),
+            tensor(TOKENS, torch.ones(1, 32))(folder),
+        ),
+    ],
+    "`trainable_token_indices` that are no token ids, or not those of the saved module": [
+        config(trainable_token_indices=[-1]),
+        lambda folder: (
+            edit_config(folder, trainable_token_indices={"wte": [5]}),
+            tensor(TOKENS, torch.ones(1, 32))(folder),
+        ),
+    ],
     "`target_parameters`": [config(target_parameters=["experts.gate_up_proj"])],
     "`use_qalora`, `use_bdlora`": [config(use_qalora=True), config(use_bdlora={"nblocks": 2})],
     "`arrow_config`, `kasa_config`, `monteclora_config`, `megatron_config`": [

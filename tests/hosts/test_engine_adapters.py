@@ -30,7 +30,7 @@ class Rank:
 
     def __init__(self, loader: Callable[..., PackedAdapter]) -> None:
         self.times = LoadTimes(torch.device("cpu"))
-        self.stager = Stager(LAYOUT, 1 << 20, loader=loader, times=self.times)
+        self.stager = Stager(LAYOUT, 1 << 20, None, loader=loader, times=self.times)
         self.orders: list[Load | Drop | Forget] = []
 
     def execute(self, orders: Orders) -> None:

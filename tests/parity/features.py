@@ -61,6 +61,18 @@ FEATURES: Final = {
         lambda a: {"r": 8, "target_modules": [a.embedding, str(a.head), a.targets[0]]},
         fits=lambda a: a.head is not None,
     ),
+    "DoRA": Feature(lambda a: {"r": 8, "use_dora": True, "use_rslora": True, "target_modules": _all(a)}),
+    "DoRA, embedding": Feature(
+        lambda a: {"r": 5, "use_dora": True, "target_modules": _of(a, (a.embedding, a.targets[0]))}
+    ),
+    "DoRA, biases": Feature(
+        lambda a: {"r": 8, "use_dora": True, "bias": "lora_only", "target_modules": _all(a)}
+    ),
+    "all biases": Feature(lambda a: {"r": 8, "bias": "all", "target_modules": _of(a, a.targets[-1:])}),
+    "trained tokens": Feature(
+        lambda a: {"r": 8, "trainable_token_indices": list(range(40, 56)), "target_modules": _all(a)}
+    ),
+    "lora_bias": Feature(lambda a: {"r": 14, "lora_bias": True, "target_modules": _all(a)}),
 }
 
 
@@ -72,8 +84,14 @@ def save(feature: Feature, architecture: Architecture, model: nn.Module, target:
     for name, parameter in peft_model.named_parameters():
         if re.search(r"lora_(embedding_)?B", name):
             parameter.data.normal_(std=0.3 / config["r"] ** 0.5)
+        elif "trainable_tokens_delta" in name:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+        elif "magnitude" in name:
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)
         elif "lora_" in name:
             parameter.data.normal_(std=0.08)
+        elif name.endswith("bias") and parameter.requires_grad:
+            parameter.data.add_(0.3 * torch.randn_like(parameter))
     peft_model.to(feature.dtype).save_pretrained(target)
     return target
 

@@ -197,7 +197,7 @@ class EngineAdapters:
             try:
                 self._pool.staged(
                     adapter_id,
-                    outcomes[0]["rank"],
+                    outcomes[0]["rows"],
                     sum(o["nbytes"] for o in outcomes),
                     max(o["seconds"] for o in outcomes),
                 )

@@ -30,7 +30,10 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+import lora_plugin.kernels  # noqa: F401  defines the ops
 from lora_plugin.layout import Kind, Layer, Slice
+
+_OTHER_RANKS = "each tensor-parallel rank holds a part of the weight's rows or columns only"
 
 lora_apply = torch.ops.lora_plugin.lora_apply.default
 lora_embed = torch.ops.lora_plugin.lora_embed.default
@@ -126,10 +129,17 @@ def _has_own_forward(base: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A wrapped layer and the names under which adapters may target it."""
+    """A wrapped layer and the names under which adapters may target it.
+
+    Attributes:
+        layer: what an adapter can change of it.
+        module: what stands in its place.
+        base: the host's own layer; of an lm_head the head, not the logits processor.
+    """
 
     layer: Layer
     module: BaseLayerWithLoRA
+    base: nn.Module
 
 
 def wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | None:
@@ -163,7 +173,8 @@ def wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | Non
         Slice(slice_name, columns[0], size, columns[1], shard)
         for slice_name, (size, shard) in zip(names, outputs, strict=True)
     )
-    return Wrapped(Layer(name, Kind.LINEAR, slices), module)
+    cut = _OTHER_RANKS if columns[1] != (0, base.input_size) else ""
+    return Wrapped(Layer(name, Kind.LINEAR, slices, cut), module, base)
 
 
 def wrap_embedding(name: str, base: VocabParallelEmbedding) -> Wrapped | None:
@@ -172,7 +183,8 @@ def wrap_embedding(name: str, base: VocabParallelEmbedding) -> Wrapped | None:
         return None
     vocab, width = base.org_vocab_size, base.embedding_dim
     entry = Slice(name, vocab, width, (0, vocab), (0, width))
-    return Wrapped(Layer(name, Kind.EMBEDDING, (entry,)), ArenaEmbedding(base))
+    cut = _OTHER_RANKS if base.tp_size > 1 else ""
+    return Wrapped(Layer(name, Kind.EMBEDDING, (entry,), cut), ArenaEmbedding(base), base)
 
 
 def wrap_lm_head(name: str, head: ParallelLMHead, logits_processor: nn.Module) -> Wrapped:
@@ -190,7 +202,10 @@ def wrap_lm_head(name: str, head: ParallelLMHead, logits_processor: nn.Module) -
     )
     vocab, width = int(module.base_layer.vocab_size), int(head.embedding_dim)
     entry = Slice(name, width, vocab, (0, width), (0, vocab))
-    return Wrapped(Layer(name, Kind.LM_HEAD, (entry,)), module)
+    cut = _OTHER_RANKS if head.tp_size > 1 else ""
+    if module.base_layer.head_dtype not in (None, head.weight.dtype):
+        cut = "the logits are made in another dtype than the model's"
+    return Wrapped(Layer(name, Kind.LM_HEAD, (entry,), cut), module, head)
 
 
 def _column_outputs(base: ColumnParallelLinear) -> list[tuple[int, tuple[int, int]]]:

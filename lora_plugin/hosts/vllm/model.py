@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.utils import get_supported_lora_modules, is_in_target_modules, replace_submodule
@@ -16,7 +18,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.model_executor.utils import get_packed_modules_mapping
 
 from lora_plugin.hosts.vllm.layers import Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
-from lora_plugin.layout import EXPERTS, TOWERS, ModelLayout
+from lora_plugin.layout import EXPERTS, TOWERS, Kind, Layer, ModelLayout
 
 
 class ModelWrapper:
@@ -45,8 +47,16 @@ class ModelWrapper:
         """Wrap everything that can be, in the model's order."""
         for name, module in list(self.model.named_modules(remove_duplicate=False)):
             self._visit(name, module)
-        layers = tuple(wrapped.layer for wrapped in self.wrapped)
+        layers = tuple(self._noting_ties(wrapped) for wrapped in self.wrapped)
         return ModelLayout(layers, self._dtype, self._max_rank, self._unwrapped)
+
+    def _noting_ties(self, wrapped: Wrapped) -> Layer:
+        """The layer; of an lm_head it says whether the weight is an embedding's."""
+        if wrapped.layer.kind is not Kind.LM_HEAD:
+            return wrapped.layer
+        embeddings = [each.base for each in self.wrapped if each.layer.kind is Kind.EMBEDDING]
+        addresses = {_address(embedding) for embedding in embeddings}
+        return replace(wrapped.layer, tied=_address(wrapped.base) in addresses - {None})
 
     def _visit(self, name: str, module: nn.Module) -> None:
         leaf = name.rpartition(".")[2]
@@ -97,6 +107,11 @@ class ModelWrapper:
         wrapped = wrap_lm_head(name, head, processors[processor_name])
         self.wrapped.append(wrapped)
         replace_submodule(self.model, processor_name, wrapped.module)
+
+
+def _address(module: nn.Module) -> int | None:
+    weight = getattr(module, "weight", None)
+    return weight.data_ptr() if isinstance(weight, torch.Tensor) else None
 
 
 def _language_prefix(model: nn.Module) -> str:

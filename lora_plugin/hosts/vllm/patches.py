@@ -9,6 +9,7 @@ from typing import Any
 from lora_plugin.errors import HostIncompatible
 from lora_plugin.hosts.vllm import (
     app,
+    base_model,
     config,
     engine,
     host_metrics,
@@ -76,6 +77,13 @@ SEAMS: tuple[Seam, ...] = (
         server.show_available_models,
         ("self",),
         "/v1/models lists the catalog",
+    ),
+    Seam(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        base_model.keep_norms,
+        ("layer", "remove_weight"),
+        "the weight is freed, and DoRA needs the norms of its rows",
     ),
     Seam(
         _MODELS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from lora_plugin.arena import Arena
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.extensions.layers import layer_compute
 from lora_plugin.extensions.steps import StepListeners
+from lora_plugin.hosts.vllm.base_model import HostModel
 from lora_plugin.hosts.vllm.config import arena_shape, process_hooks, required_settings
 from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
 from lora_plugin.kernels import Batch, register
@@ -32,6 +34,11 @@ from lora_plugin.recent import RecentBatches
 from lora_plugin.stager import Job, Stager
 
 logger = logging.getLogger("lora_plugin")
+
+# What staging may take of the steps' thread each time that the engine asks (every 5 to 50 ms).
+_TURN_BESIDE_STEPS = 0.002
+_TURN_ALONE = 0.03
+_BUSY_SECONDS = 0.2
 
 Ids = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
@@ -61,6 +68,7 @@ class WorkerAdapters:
         self._prompt_adapter: int | None = None
         self._times = LoadTimes(device)
         self._recent = RecentBatches()
+        self._stepped_at = 0.0
         self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -80,9 +88,11 @@ class WorkerAdapters:
             batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
             wrapped.module.handle = register(weights, batch, partial(layer_compute, hooks, wrapped.layer))
             wrapped.module.before_logits = self._fit_logits
+        self._base = HostModel(wrapper.wrapped, vllm_config.model_config.dtype)
         self.stager = Stager(
             self.layout,
             required_settings().max_adapter_bytes,
+            self._base,
             pin=PIN_MEMORY and self._on_gpu,
             times=self._times,
         )
@@ -141,6 +151,8 @@ class WorkerAdapters:
         for job in jobs:
             self._names[job.adapter_id] = job.name
             self.stager.stage(job)
+        busy = time.monotonic() - self._stepped_at < _BUSY_SECONDS
+        self._base.advance(_TURN_BESIDE_STEPS if busy else _TURN_ALONE)
         outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
         return {adapter_id: o.to_dict() for adapter_id, o in outcomes.items() if o is not None}
 
@@ -175,9 +187,10 @@ class WorkerAdapters:
 
     def _set_rows(self, ids: Ids, tokens: Counts, samples: Counts) -> None:
         entries = self.arena.entries(ids)
-        self._tokens.update(entries, tokens, self.arena.first_rows, self.arena.ranks)
-        self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
+        self._tokens.update(entries, tokens, *self.arena.tables)
+        self._logits.update(entries, samples, *self.arena.tables)
         self._sampled = (ids.copy(), samples.copy())
+        self._stepped_at = time.monotonic()
 
     @contextmanager
     def prompt_logits(self, adapter_id: int) -> Iterator[None]:
@@ -196,7 +209,7 @@ class WorkerAdapters:
 
     def _update_logits(self, ids: Ids, samples: Counts) -> None:
         entries = self.arena.entries(ids)
-        self._logits.update(entries, samples, self.arena.first_rows, self.arena.ranks)
+        self._logits.update(entries, samples, *self.arena.tables)
 
     def set_active_adapters(self, requests: set[Any], mapping: LoRAMapping | None) -> None:
         """The host's way to set a batch, of warm-up and idle data-parallel steps: no row has an adapter."""
