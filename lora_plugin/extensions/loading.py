@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from lora_plugin.errors import Code, SettingsError
 from lora_plugin.hooks.builtin import BUILTIN
@@ -15,20 +14,16 @@ from lora_plugin.settings import Settings
 logger = logging.getLogger("lora_plugin.hooks")
 
 
-def _builtin(settings: Settings) -> Mapping[str, object]:
-    if not settings.hub_allow:
-        return BUILTIN
-    return {**BUILTIN, "hub": HubPlugin(settings.hub_allow, settings.max_adapter_bytes)}
-
-
 def load_hooks(settings: Settings) -> HookManager:
     """The manager of the plugins that are named, installed or built in, less the blocked ones.
 
     Raises:
         SettingsError: SETTINGS_INVALID: a plugin cannot be imported, or does not fit the specs.
     """
+    builtin = {**BUILTIN, "hub": HubPlugin(settings.hub_allow, settings.max_adapter_bytes)}
+    unused = () if settings.hub_allow else ("hub",)
     try:
-        hooks = HookManager.load(settings.hooks, settings.hooks_block, _builtin(settings))
+        hooks = HookManager.load(settings.hooks, {*settings.hooks_block, *unused}, builtin)
     except PluginError as error:
         raise SettingsError(
             Code.SETTINGS_INVALID,

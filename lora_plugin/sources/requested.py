@@ -62,14 +62,11 @@ class RequestedAdapters:
             AdapterRejected: TOO_LARGE.
             Unavailable: FETCH_FAILED; NOT_READY: it was not fetched within the load timeout.
         """
-        if self._catalog.get(name) is not None or not self._hooks.has("resolve_source"):
-            return
-        if not is_adapter_name(name) or name in RESERVED:
-            raise _unknown(name)
-        self._raise_remembered(name)
+        # The flight first: near its end the catalog has seen the folder, and not looked into it yet.
         if (flight := self._flights.get(name)) is None:
-            flight = self._flights[name] = asyncio.create_task(self._fly(name))
-            flight.add_done_callback(lambda task: self._land(name, task))
+            if self._catalog.get(name) is not None or not self._hooks.has("resolve_source"):
+                return
+            flight = self._start(name)
         try:
             await asyncio.wait_for(asyncio.shield(flight), self._timeout)
         except TimeoutError:
@@ -78,6 +75,14 @@ class RequestedAdapters:
                 f"the adapter {name!r} was not fetched within {self._timeout:g} seconds",
                 hint="try again, or raise LORA_PLUGIN_LOAD_TIMEOUT_SECONDS",
             ) from None
+
+    def _start(self, name: str) -> asyncio.Task[None]:
+        if not is_adapter_name(name) or name in RESERVED:
+            raise _unknown(name)
+        self._raise_remembered(name)
+        flight = self._flights[name] = asyncio.create_task(self._fly(name))
+        flight.add_done_callback(lambda task: self._land(name, task))
+        return flight
 
     def clean(self) -> None:
         """Removes what servers that ended left half fetched. Blocks."""

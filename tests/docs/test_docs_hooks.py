@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 from documents import DOCS, rows, section
 
+from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hooks import specs
-from lora_plugin.hooks.builtin import BUILTIN
 from lora_plugin.hooks.manager import HookManager
-from lora_plugin.hooks.plugins import Plugin
+from lora_plugin.settings import Settings
 
 HOOKS = {name: hook for name, hook in vars(specs).items() if hasattr(hook, f"{specs.PROJECT}_spec")}
 
@@ -42,13 +43,15 @@ def test_a_spec_says_how_it_is_asked_and_the_manager_has_its_method() -> None:
         assert hasattr(HookManager, name) or hasattr(HookManager, f"{name}s"), name
 
 
-def test_every_built_in_plugin_is_described() -> None:
-    hooks = HookManager([Plugin(name, holder, builtin=True) for name, holder in BUILTIN.items()])
+def test_every_built_in_plugin_is_described(tmp_path: Path) -> None:
+    hooks = load_hooks(Settings(adapter_dir=tmp_path, hub_allow="*"))
+    built_in: dict[str, set[str]] = {}
+    for hook in HOOKS:
+        for plugin in hooks.plugins(hook):
+            built_in.setdefault(plugin, set()).add(hook)
     described = {
         name: set(re.findall(r"`(\w+)`", implemented))
         for names, implemented, _ in rows(section(DOCS / "hooks.md", "Built-in plugins"))
         for name in re.findall(r"`([\w-]+)`", names)
     }
-    assert described == {
-        plugin: {name for name in HOOKS if plugin in hooks.plugins(name)} for plugin in BUILTIN
-    }
+    assert described == built_in

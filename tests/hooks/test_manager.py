@@ -266,6 +266,8 @@ def test_modules_come_before_entry_points_and_blocked_ones_are_not_imported(
 def test_names_that_are_no_plugins_refuse_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no plugin is named 'kernel'; there are .*kernels"):
         load_hooks(settings(tmp_path, hooks_block="kernel"))
+    # Blocked for good measure, where no repository is allowed anyway.
+    load_hooks(settings(tmp_path, hooks_block="hub"))
     with pytest.raises(SettingsError, match="'no_such_module' cannot be imported"):
         load_hooks(settings(tmp_path, hooks="no_such_module"))
 

@@ -36,11 +36,17 @@ class Shelf:
 class Bench:
     """A catalog over an empty directory, and plugins that know some names."""
 
-    def __init__(self, root: Path, known: dict[str, Source | Exception], timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        known: dict[str, Source | Exception],
+        timeout: float = 5.0,
+        settle: float = 0.01,
+    ) -> None:
         self.asked: list[str] = []
         self.known = known
         self.clock = Clock()
-        settings = Settings(adapter_dir=root, settle_seconds=0.01, load_timeout_seconds=timeout)
+        settings = Settings(adapter_dir=root, settle_seconds=settle, load_timeout_seconds=timeout)
         self.catalog = Catalog.from_settings(settings, LAYOUT, ("base",))
 
         def resolve_source(name: str) -> Source | None:
@@ -78,6 +84,16 @@ async def test_many_who_wait_cause_one_fetch(tmp_path: Path) -> None:
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError, *[type(None)] * 19]
     assert shelf.fetches == 1
+
+
+async def test_who_comes_while_the_folder_settles_waits_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"poet": Shelf()}, settle=0.3)
+    first = asyncio.create_task(bench.requested.ensure("poet"))
+    while bench.catalog.get("poet") is None:
+        await asyncio.sleep(0.01)
+    await bench.requested.ensure("poet")
+    assert bench.catalog.find("poet")
+    await first
 
 
 async def test_those_who_wait_too_long_are_told_and_the_fetch_goes_on(tmp_path: Path) -> None:
