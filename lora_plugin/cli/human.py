@@ -120,6 +120,9 @@ def _engine(index: int, engine: Mapping[str, Any]) -> str:
         f"loads {counters['loads']}, hits {counters['hits']}, misses {counters['misses']}, "
         f"evictions {sum(counters['evictions'].values())}",
     ]
+    if engine["waiting_requests"]:
+        waited = engine["longest_wait_seconds"]
+        lines.append(f"{engine['waiting_requests']} requests wait for room, the oldest {waited:.1f} s")
     if engine["extents"]:
         head = ("SLAB", "ROWS", "ADAPTER", "VERSION", "PINNED", "REQUESTS")
         lines.append(table(head, [_extent_row(extent) for extent in engine["extents"]]))

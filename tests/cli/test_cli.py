@@ -86,8 +86,9 @@ def test_pool_for_people(url: str) -> None:
     lines = run("pool", "--admin", url, "--format", "human").stdout.splitlines()
     assert lines[0] == ("engine 0: 240 of 256 rows free (4 slabs of 64); host memory 8.0 KiB of 1.0 MiB")
     assert lines[1] == "loads 5, hits 7, misses 2, evictions 2"
-    assert lines[3].split() == ["0", "8-23", "sql", "5f5f5f5f5f5f", "no", "1"]
-    assert lines[5].startswith("engine 1: 256 of 256 rows free")
+    assert lines[2] == "3 requests wait for room, the oldest 1.5 s"
+    assert lines[4].split() == ["0", "8-23", "sql", "5f5f5f5f5f5f", "no", "1"]
+    assert lines[6].startswith("engine 1: 256 of 256 rows free")
 
 
 @pytest.mark.parametrize(
