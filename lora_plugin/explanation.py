@@ -47,12 +47,12 @@ def layers_view(layout: ModelLayout, reported: Sequence[Sequence[Any]] | None) -
     if reported is None:
         return None
     names = [layer.name for layer in layout.layers]
-    ranked = {index for index, rank, _ in reported if rank}
+    changed = {index for index, rank, adds in reported if rank or adds}
     zero = [names[index] for index, rank, adds in reported if rank and not adds]
     return LayersView(
         wrapped=len(names),
-        changed=len(ranked),
-        unchanged=tuple(name for index, name in enumerate(names) if index not in ranked)[:_SHOWN],
+        changed=len(changed),
+        unchanged=tuple(name for index, name in enumerate(names) if index not in changed)[:_SHOWN],
         without_effect=len(zero),
         zero=tuple(zero[:_SHOWN]),
     )
