@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from lora_plugin.adapter.join import join
+from lora_plugin.adapter.join import check_part, join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.base_model import BaseModel
-from lora_plugin.composition import parts_of
+from lora_plugin.composition import PartSource, parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
 from lora_plugin.load_times import LoadTimes, Stage
@@ -205,8 +205,14 @@ class Stager:
         parts = parts_of(job.path) if job.digest else ()
         if not parts:
             return self._read(job.path, job.digest, pin=self._pin)
-        packed = [self._read(part.path, part.digest, factor=part.weight) for part in parts]
-        return join(packed, pin=self._pin)
+        return join([self._read_part(part) for part in parts], pin=self._pin)
+
+    def _read_part(self, part: PartSource) -> PackedAdapter:
+        try:
+            return check_part(self._read(part.path, part.digest, factor=part.weight))
+        except LoraPluginError as error:
+            message = f"its part {Path(part.path).name!r}: {error.reason.message}"
+            raise type(error).of(replace(error.reason, message=message)) from error
 
     def _read(self, path: str, digest: str, **options: Any) -> PackedAdapter:
         folder = Path(path)

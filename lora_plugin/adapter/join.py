@@ -14,13 +14,10 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
     """An adapter that adds what all parts add: x A^T B with A and B of the parts concatenated by rank.
 
     Args:
-        parts: packed for the same layout, with their weights folded into B; at least one.
+        parts: packed for the same layout, with their weights folded into B; at least one. None scales or
+            shifts outputs, see `check_part`.
         pin: whether the slab is page-locked.
-
-    Raises:
-        AdapterRejected: FEATURE_UNSUPPORTED, for a part that scales or shifts outputs.
     """
-    _refuse_affine(parts)
     by_layer: dict[int, list[PackedLayer]] = {}
     for part in parts:
         for layer in part.layers:
@@ -47,12 +44,16 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
     return PackedAdapter(max(layer.rank for layer in layers), nbytes, tuple(layers), slab)
 
 
-def _refuse_affine(parts: Sequence[PackedAdapter]) -> None:
-    """What DoRA and trained biases make of an output is no sum of what they add."""
-    for number, part in enumerate(parts, start=1):
-        if part.affine:
-            raise AdapterRejected(
-                Code.FEATURE_UNSUPPORTED,
-                f"part {number} of the composition has DoRA or trained biases, which cannot be composed",
-                hint="merge it into the base model, or leave it out",
-            )
+def check_part(part: PackedAdapter) -> PackedAdapter:
+    """The part, if it can be joined.
+
+    Raises:
+        AdapterRejected: FEATURE_UNSUPPORTED: what DoRA and trained biases make of an output is no sum.
+    """
+    if part.affine:
+        raise AdapterRejected(
+            Code.FEATURE_UNSUPPORTED,
+            "DoRA and trained biases cannot be part of a composition",
+            hint="merge it into the base model, or leave it out",
+        )
+    return part

@@ -42,8 +42,8 @@ class PackedLayer:
 
     @property
     def adds(self) -> bool:
-        """Whether B has anything but zeros; costs a look at one row for all but untrained adapters."""
-        return any(bool(b[:1].any()) or bool(b.any()) for b in self.b)
+        """Whether B or `outputs` has anything but zeros; of most, one row tells."""
+        return any(bool(part[:1].any()) or bool(part.any()) for part in (*self.b, *self.outputs))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import nn
 
 from lora_plugin.adapter.join import join
 from lora_plugin.adapter.load import load
-from lora_plugin.composition import PartSource, parts_of
+from lora_plugin.composition import PartSource, compose, parts_of
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 from lora_plugin.stager import Job, Stager
@@ -109,9 +109,17 @@ def test_what_is_no_sum_is_refused_by_name(
 ) -> None:
     for name, settings in (("plain", {}), ("other", config)):
         train(**settings).save_pretrained(str(tmp_path / name))
-    parts = [load(tmp_path, name, layout, None, LIMIT) for name in ("plain", "other")]
-    with pytest.raises(AdapterRejected, match="part 2") as caught:
-        join(parts)
+
+    def any_version(
+        root: Path, name: str, layout: ModelLayout, digest: str, *args: Any, **options: Any
+    ) -> Any:
+        return load(root, name, layout, None, *args, **options)
+
+    stager = Stager(layout, LIMIT, None, loader=any_version)
+    sources = [PartSource(str(tmp_path / name), "5f" * 32, 0.5) for name in ("plain", "other")]
+    spec = compose("mix", [], sources)
+    with pytest.raises(AdapterRejected, match="its part 'other': DoRA and trained biases") as caught:
+        stager._pack(Job(spec.id, spec.name, spec.path, spec.digest))
     assert caught.value.code is Code.FEATURE_UNSUPPORTED
 
 

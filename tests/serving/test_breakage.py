@@ -104,7 +104,7 @@ def test_a_spoiled_folder_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    "name", ["../adapters/good", "good/", "./good", "GOOD", "good\0", f"{BASE}:good", ".."]
+    "name", ["../adapters/good", "good/", "./good", "GOOD", "good\0", f"{BASE}:../good", ".."]
 )
 def test_names_are_looked_up_and_never_joined_to_a_path(
     server: Server, sources: dict[str, Path], name: str
@@ -136,12 +136,11 @@ def test_links_in_circles_and_out_are_not_followed(server: Server, sources: dict
     assert server.admin("/v1/adapters/outside")[1]["reason"]["code"] == "path-escape"
 
 
-@pytest.mark.parametrize("path", ["load_lora_adapter", "unload_lora_adapter"])
-def test_the_hosts_own_loading_is_refused(server: Server, sources: dict[str, Path], path: str) -> None:
+def test_the_hosts_own_loading_takes_nothing_from_elsewhere(server: Server, sources: dict[str, Path]) -> None:
     body = {"lora_name": "good", "lora_path": str(sources["beta"]), "load_inplace": True}
     server.drop(sources["alpha"], "good")
     server.wait_listed("good")
-    assert get(f"{server.url}/v1/{path}", "POST", body)[0] == 400
+    assert get(f"{server.url}/v1/load_lora_adapter", "POST", body)[0] == 404
     assert server.models() == [BASE, "good"]
 
 
