@@ -20,17 +20,23 @@ _REFUSALS = {400, 404, 503}
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: status, what it says it was answered by, tokens with their log-probabilities, the error."""
+    """A response: status, what it says it was answered by, tokens with their log-probabilities, the error.
+
+    `ended` says that it was ended before its time: its adapter was unloaded.
+    """
 
     status: int
     label: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     error: str = ""
+    ended: bool = False
 
     def equals(self, other: Answer) -> bool:
         """The same tokens; a different one only where the two were as good as equally likely."""
-        for mine, theirs, a, b in zip(self.tokens, other.tokens, self.logprobs, other.logprobs, strict=True):
+        if len(self.tokens) != len(other.tokens) and not self.ended:
+            return False
+        for mine, theirs, a, b in zip(self.tokens, other.tokens, self.logprobs, other.logprobs, strict=False):
             if abs(a - b) > 1e-3:
                 return False
             if mine != theirs:
@@ -64,7 +70,13 @@ def ask(server: Server, name: str, prompt: list[int], *, hang_up: bool = False) 
     if response.status != 200:
         return Answer(response.status, label, error=json.dumps(payload)[:500])
     choice = payload["choices"][0]
-    return Answer(200, label, tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
+    return Answer(
+        200,
+        label,
+        tuple(choice["token_ids"]),
+        tuple(choice["logprobs"]["token_logprobs"]),
+        ended=choice["finish_reason"] == "abort",
+    )
 
 
 class Clients:
@@ -138,7 +150,9 @@ class Clients:
         if answer is None:
             self.seen["hung up"] += 1
         elif answer.status == 200:
-            self.seen["answered"] += 1
+            self.seen["ended" if answer.ended else "answered"] += 1
+            if answer.ended and not self._stock.may_be_refused(name, began):
+                self.wrong.append(f"{name}: {answer}")
             self._compare(name, prompt, answer)
         else:
             self.seen[str(answer.status)] += 1
