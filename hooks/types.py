@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Compute = Callable[["Tensor", "Tensor"], None]
-"""Adds the adapters' share to y [rows, out] in place, from x [rows, in], for the rows of the present step."""
+"""Applies the adapters to the output of a layer, for the rows of the present step: adds their share to
+y [rows, out] in place, from x [rows, in]. With DoRA it also scales y, which must be the base layer's output.
+"""
 
 
 @dataclass(frozen=True, slots=True)
