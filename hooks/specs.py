@@ -205,8 +205,9 @@ def register_metrics(registry: CollectorRegistry) -> None:
 
     Process: API server with the admin endpoint.
 
-    Each plugin has a registry of its own. Names that another's metrics have are left out, and said so; so are
-    a plugin's metrics in a scrape in which one of them fails.
+    Each plugin has a registry of its own. Names that begin with `lora_plugin_` are left out. Where another
+    plugin has one of the names, all of a plugin's metrics are left out, and said so; where one of them fails
+    in a scrape, from that scrape.
     """
 
 

@@ -10,14 +10,16 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lora_plugin.hooks.manager import HookManager
+from lora_plugin.metrics import PREFIX
 
 logger = logging.getLogger("lora_plugin.hooks")
 
 _HOOK = "register_metrics"
+_OURS = f"{PREFIX}_"
 
 
 class PluginCollector(Collector):
-    """One plugin's collectors; where one fails at a scrape, this plugin's metrics are missing from it."""
+    """One plugin's collectors without our own names; where one fails in a scrape, all are missing from it."""
 
     def __init__(self, plugin: str, registry: CollectorRegistry, hooks: HookManager) -> None:
         self._plugin, self._registry, self._hooks = plugin, registry, hooks
@@ -28,7 +30,7 @@ class PluginCollector(Collector):
 
     def collect(self) -> list[Metric]:
         try:
-            return list(self._registry.collect())
+            return [metric for metric in self._registry.collect() if not metric.name.startswith(_OURS)]
         except Exception as error:
             self._hooks.failed(self._plugin, _HOOK, error)
             return []
@@ -42,7 +44,7 @@ class FailureCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            "lora_plugin_hook_failures",
+            f"{PREFIX}_hook_failures",
             "Exceptions and wrong answers of plugins in this process",
             labels=["plugin", "hook"],
         )

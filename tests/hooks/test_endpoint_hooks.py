@@ -18,7 +18,7 @@ from lora_plugin.admin.app import create_app
 from lora_plugin.admin.callers import Tokens
 from lora_plugin.extensions.metrics import export_plugins
 from lora_plugin.hooks.manager import HookManager
-from lora_plugin.metrics import Metrics
+from lora_plugin.metrics import Metrics, render
 
 
 async def _hello(request: web.Request) -> web.Response:
@@ -94,23 +94,28 @@ def test_plugins_metrics_are_exported_and_fail_alone() -> None:
         Counter("greetings", "Greetings", registry=registry).inc(3)
         registry.register(failing)
 
+    def ours(registry: CollectorRegistry) -> None:
+        Counter("lora_plugin_up", "Not ours", registry=registry)
+
     def taken(registry: CollectorRegistry) -> None:
-        Counter("lora_plugin_requests", "Not ours", registry=registry)
+        Counter("greetings", "Not the first", registry=registry)
 
     def raises(registry: CollectorRegistry) -> None:
         Counter("half_done", "Half done", registry=registry)
         raise RuntimeError("boom")
 
-    taken.__name__ = raises.__name__ = "register_metrics"
-    hooks = HookManager([plugin("a", register_metrics), plugin("b", taken), plugin("c", raises)])
+    ours.__name__ = taken.__name__ = raises.__name__ = "register_metrics"
+    hooks = HookManager(
+        [plugin("a", register_metrics), plugin("b", ours), plugin("c", raises), plugin("d", taken)]
+    )
     metrics = Metrics()
     export_plugins(hooks, metrics.registry)
-    text = metrics.render()[0].decode()
+    text = render(metrics.registry)[0].decode()
     assert "greetings_total 3.0" in text
-    assert "Not ours" not in text
+    assert "Not" not in text
     assert 'lora_plugin_hook_failures_total{hook="register_metrics",plugin="c"} 1.0' in text
     failing.fails = True
-    text = metrics.render()[0].decode()
+    text = render(metrics.registry)[0].decode()
     assert "greetings" not in text
-    assert "lora_plugin_requests" in text
-    assert 'plugin="a"} 1.0' in metrics.render()[0].decode()
+    assert "lora_plugin_up" in text
+    assert 'plugin="a"} 1.0' in render(metrics.registry)[0].decode()

@@ -32,6 +32,7 @@ NAME = "model.layers.0.mlp.down_proj"
 LAYER = Layer(NAME, Kind.LINEAR, (Slice(NAME, 8, 8, (0, 8), (0, 8)),))
 CONFIG: Any = SimpleNamespace(
     lora_config=SimpleNamespace(lora_dtype=torch.float32, target_modules=None, max_loras=2, max_lora_rank=16),
+    model_config=SimpleNamespace(dtype=torch.float32),
     scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8),
 )
 
@@ -40,7 +41,7 @@ class OneLayer:
     """Stands for the wrapping of a model."""
 
     def __init__(self, *_: Any) -> None:
-        self.wrapped = [SimpleNamespace(layer=LAYER, module=SimpleNamespace())]
+        self.wrapped = [SimpleNamespace(layer=LAYER, module=SimpleNamespace(), base=nn.Linear(8, 8))]
 
     def wrap(self) -> ModelLayout:
         return ModelLayout((LAYER,), "float32", 16, {})
