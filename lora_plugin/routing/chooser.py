@@ -153,7 +153,8 @@ class Chooser:
             waited = (time.monotonic() - started) * 1e3
             logger.log(
                 self._log_level,
-                "request %s: asked for %r, gets %s after %.0f ms",
+                "request %s to %s: asked for %r, gets %s after %.0f ms",
+                request.headers.get("x-request-id", "")[:64] or "(no id)",
                 request.path or "(no path)",
                 chosen.asked[:200],
                 chosen.label,
