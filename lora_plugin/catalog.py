@@ -94,6 +94,13 @@ class Catalog:
         """The adapter in whatever state; None where there is no such folder."""
         return self._ledger.adapters.get(name)
 
+    def known(self, name: str) -> Adapter:
+        """The adapter in whatever state. Raises AdapterNotFound where there is no such folder."""
+        adapter = self.get(name)
+        if adapter is None:
+            raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
+        return adapter
+
     def list(self) -> tuple[Adapter, ...]:
         """Every adapter in every state, by name."""
         return tuple(sorted(self._ledger.adapters.values(), key=lambda adapter: adapter.name))
@@ -110,7 +117,7 @@ class Catalog:
             AdapterRejected: with the reason of the rejection.
             Unavailable: NOT_READY: it is still being copied.
         """
-        adapter = self._known(name)
+        adapter = self.known(name)
         match adapter.state:
             case AdapterState.LISTED:
                 return adapter
@@ -189,7 +196,7 @@ class Catalog:
         Raises:
             AdapterNotFound: there is no such folder.
         """
-        self._known(name)
+        self.known(name)
         self._state.restore(name)
         with self._ledger.writing():
             if (track := self._ledger.tracks.get(name)) is not None:
@@ -198,7 +205,7 @@ class Catalog:
                     track.content = None
         self._decided(name)
         self.scan((name,))
-        return self._known(name)
+        return self.known(name)
 
     def pin(self, name: str) -> Adapter:
         """Notes that the operator wants it kept loaded. Raises as `find`."""
@@ -208,7 +215,7 @@ class Catalog:
 
     def unpin(self, name: str) -> Adapter:
         """The inverse of `pin`. Raises AdapterNotFound."""
-        self._known(name)
+        self.known(name)
         self._state.unpin(name)
         return self._decided(name)
 
@@ -217,10 +224,4 @@ class Catalog:
             if (track := self._ledger.tracks.get(name)) is not None:
                 self._ledger.decide(track)
         self.events.deliver()
-        return self._known(name)
-
-    def _known(self, name: str) -> Adapter:
-        adapter = self.get(name)
-        if adapter is None:
-            raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
-        return adapter
+        return self.known(name)

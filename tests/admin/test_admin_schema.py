@@ -13,6 +13,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from real_service import serving
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 sys.path.append(str(Path(__file__).parents[1] / "catalog"))
 
@@ -22,6 +23,8 @@ from lora_plugin.admin.openapi import document
 from lora_plugin.admin.routes import ROUTES
 
 TOKEN = "s3cret"
+# What is right in form may be refused for what it names: a folder's content, a name, a repository.
+REFUSABLE = [positive_data_acceptance]
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 NAMES = ("sql", "chat")
 
@@ -44,7 +47,7 @@ api = schemathesis.openapi.from_dict(document(ROUTES)).exclude(operation_id="fol
 @api.parametrize()
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_as_described(case: schemathesis.Case, endpoint: str) -> None:
-    case.call_and_validate(base_url=endpoint, headers=HEADERS, timeout=20)
+    case.call_and_validate(base_url=endpoint, headers=HEADERS, timeout=20, excluded_checks=REFUSABLE)
 
 
 @api.parametrize()
@@ -57,4 +60,4 @@ def test_known_adapters_are_answered_as_described(case: schemathesis.Case, endpo
         case.path_parameters["name"] = name
         response = case.call(base_url=endpoint, headers=HEADERS, timeout=20)
         assert response.status_code < 500 or response.status_code == 503
-        case.validate_response(response)
+        case.validate_response(response, excluded_checks=REFUSABLE)

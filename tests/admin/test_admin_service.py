@@ -89,6 +89,10 @@ def test_sources_are_asked_for_leave(endpoint: Endpoint) -> None:
     source = {"source": {"hub": "org/repo"}}
     status, problem = endpoint.ask("PUT", "/v1/adapters/new", source)
     assert (status, problem["code"]) == (403, "hub-not-allowed")
+    status, problem = endpoint.ask(
+        "PUT", "/v1/adapters/new", {"source": {"hub": "org/repo", "revision": "../x"}}
+    )
+    assert (status, problem["code"]) == (422, "body-invalid")
     status, problem = endpoint.ask("PUT", "/v1/adapters/base", source)
     assert (status, problem["code"]) == (409, "name-reserved")
     assert [path.name for path in endpoint.root.iterdir() if not path.name.startswith(".")] == ["sql"]

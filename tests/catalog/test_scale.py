@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from catalog_samples import LAYOUT, Bench, MemoryLink, write_adapter
 
-import lora_plugin.service
+import lora_plugin.operations
 from lora_plugin.catalog import Catalog
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.observation import Observation
@@ -147,20 +147,20 @@ async def test_views_are_not_made_on_the_event_loop(tmp_path: Path, monkeypatch:
             return [{"adapters": []}]
 
     threads = set()
-    view = lora_plugin.service.Residents.view
+    view = lora_plugin.operations.Residents.view
 
     def recorded(*args: Any) -> Any:
         threads.add(threading.current_thread())
         return view(*args)
 
-    monkeypatch.setattr(lora_plugin.service.Residents, "view", recorded)
+    monkeypatch.setattr(lora_plugin.operations.Residents, "view", recorded)
     write_adapter(tmp_path / "a")
     settings = Settings(adapter_dir=tmp_path, admin_port=0, settle_seconds=0.01)
     hooks = HookManager([])
     service = Service(settings, Engines(), LAYOUT, hooks, base_models=("base",), with_admin=False)  # type: ignore[arg-type]
     await service.start()
     try:
-        assert [adapter.name for adapter in await service.adapters()] == ["a"]
+        assert [adapter.name for adapter in await service.operations.adapters()] == ["a"]
     finally:
         service.stop()
     assert threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ class Serving:
 
         chooser = SimpleNamespace(choose=answer)
         base = SimpleNamespace(name="base")
-        service = SimpleNamespace(chooser=chooser)
+        service = SimpleNamespace(chooser=chooser, counting_refusals=contextlib.nullcontext)
         self.models = SimpleNamespace(lora_plugin_service=service, base_model_paths=[base])
         self.request_logger = None
 

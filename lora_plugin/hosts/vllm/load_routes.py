@@ -53,7 +53,9 @@ def load_lora_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
         if not request.lora_name or not request.lora_path:
             return _error("Both 'lora_name' and 'lora_path' must be provided.", HTTPStatus.BAD_REQUEST)
         try:
-            await service.load_from(request.lora_name, request.lora_path, again=request.load_inplace)
+            await service.operations.load_from(
+                request.lora_name, request.lora_path, again=request.load_inplace
+            )
         except LoraPluginError as error:
             return _error(str(error), HTTPStatus(error.status))
         return f"Success: LoRA adapter '{request.lora_name}' added successfully."
@@ -74,11 +76,11 @@ def unload_lora_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
             return _error(
                 "'lora_name' needs to be provided to unload a LoRA adapter.", HTTPStatus.BAD_REQUEST
             )
-        await service.look(name)
+        await service.operations.look(name)
         if not service.serves(name):
             return _error(f"The lora adapter '{name}' cannot be found.", HTTPStatus.NOT_FOUND)
         try:
-            await service.unload(name)
+            await service.operations.unload(name)
         except LoraPluginError as error:
             return _error(str(error), HTTPStatus(error.status))
         return f"Success: LoRA adapter '{name}' removed successfully."
