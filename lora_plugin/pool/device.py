@@ -97,6 +97,8 @@ class Device:
             return False
         entry.pinned = True
         self._pins[entry.adapter_id] = entry
+        if entry.extent is not None:
+            self.turns.placed(entry, entry.extent)
         self._place_pins()
         return True
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_plugin.errors import Unavailable
 from lora_plugin.pool import AdapterPool
 
 BOUND = 10
@@ -145,6 +147,19 @@ def test_a_request_that_is_kept_back_holds_up_nobody() -> None:
     assert engine.pool.snapshot()["waiting"]["turns"] == 0
 
 
+def test_a_pin_on_rows_that_were_set_aside_moves_the_turn() -> None:
+    late = Job("late", 3, 5, 4)
+    streams = [j for a in range(3) for j in stream(a, every=1 if a else 3, length=6, until=60)]
+    engine = Engine(3, [16] * 4, [*streams, late])
+    while engine.now < 5 + BOUND + 3:
+        engine.step()
+    assert engine.pool.snapshot()["waiting"]["turns"] == 1
+    engine.pool.pin(0)
+    while engine.now < 60:
+        engine.step()
+    assert wait_of(late) <= BOUND + 3 + 7
+
+
 def test_the_waiting_are_counted() -> None:
     engine = Engine(1, [16, 16], [*stream(0, every=1, length=4, until=40), Job("late", 1, 3, 2)])
     while engine.now < 10:
@@ -165,7 +180,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(1, 
     ranks=st.lists(st.sampled_from([1, 8, 16]), min_size=6, max_size=6),
     specs=JOBS,
     seats=st.integers(1, 12),
-    pinned=st.none() | st.integers(0, 5),
+    pins=st.dictionaries(st.integers(0, 50), st.tuples(st.integers(0, 5), st.booleans()), max_size=8),
     preemptions=st.sets(st.integers(0, 60), max_size=8),
 )
 def test_everyone_is_served(
@@ -173,19 +188,21 @@ def test_everyone_is_served(
     ranks: list[int],
     specs: list[tuple[int, int, int]],
     seats: int,
-    pinned: int | None,
+    pins: dict[int, tuple[int, bool]],
     preemptions: set[int],
 ) -> None:
     """Any arrivals, ranks, pins, preemptions: no dead end, and a limit that follows from the rule."""
     jobs = [Job(f"r{n}", *spec) for n, spec in enumerate(specs)]
     engine = Engine(slabs, ranks, jobs, seats=seats)
-    if pinned is not None and slabs > 1:
-        engine.pool.pin(pinned)
     # One after the other, each after the bound and a generation: nothing can take longer.
     limit = 41 + sum(job.length for job in jobs) + (BOUND + 2) * len(jobs)
     while not engine.idle:
         if engine.now in preemptions:
             engine.preempt()
+        if engine.now in pins:
+            adapter, wanted = pins[engine.now]
+            with suppress(Unavailable):
+                (engine.pool.pin if wanted else engine.pool.unpin)(adapter)
         engine.step()
         assert engine.now <= limit
     assert engine.pool.snapshot()["waiting"]["requests"] == 0
