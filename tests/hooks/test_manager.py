@@ -31,7 +31,7 @@ from lora_plugin.hooks import plugins as finding
 from lora_plugin.hooks.builtin import BUILTIN
 from lora_plugin.hooks.manager import HookFailed, HookManager, Named
 from lora_plugin.hooks.plugins import Plugin, PluginError
-from lora_plugin.settings import Settings
+from lora_plugin.settings import Settings, load_settings
 
 HOOKS = [name for name, function in vars(specs).items() if hasattr(function, f"{specs.PROJECT}_spec")]
 LAYER = LinearLayer("model.layers.0.mlp.down_proj", "linear", 8, (8,), lambda y, x: None)
@@ -270,6 +270,12 @@ def test_names_that_are_no_plugins_refuse_the_start(tmp_path: Path) -> None:
     load_hooks(settings(tmp_path, hooks_block="hub"))
     with pytest.raises(SettingsError, match="'no_such_module' cannot be imported"):
         load_hooks(settings(tmp_path, hooks="no_such_module"))
+
+
+@pytest.mark.parametrize("value", ["my-hooks", "a b", "a,,b", ".a", "hooks.py/x", ","])
+def test_what_is_no_module_name_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(SettingsError, match=r"LORA_PLUGIN_HOOKS has a value.*names of Python modules"):
+        load_settings({"LORA_PLUGIN_ADAPTER_DIR": str(tmp_path), "LORA_PLUGIN_HOOKS": value})
 
 
 def test_without_plugins_only_the_built_in_ones_are_there(tmp_path: Path) -> None:
