@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.engine.arg_utils import EngineArgs
 
 from lora_plugin.errors import SettingsError
 from lora_plugin.hosts.vllm import config
@@ -22,3 +24,16 @@ def test_kernels_that_cannot_be_had_end_the_start_in_words() -> None:
         with pytest.raises(SettingsError, match="LORA_PLUGIN_KERNELS") as raised:
             config._refuse_kernels(requested, vllm_config)
         assert f"'{requested}' cannot be had on cpu" in str(raised.value)
+
+
+def test_a_plugin_that_does_not_fit_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "odd_hooks.py").write_text(
+        "from lora_plugin.hooks import hookimpl\n@hookimpl\ndef authorize(request, path): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LORA_PLUGIN_ADAPTER_DIR", str(tmp_path / "adapters"))
+    monkeypatch.setenv("LORA_PLUGIN_HOOKS", "odd_hooks")
+    config.process_hooks.cache_clear()
+    create = config.configure_engine(lambda self: pytest.fail("the start went on"))
+    with pytest.raises(SettingsError, match=r"'odd_hooks' does not fit.*'authorize'.*'path'"):
+        create(EngineArgs(model="none", enable_lora=True))
