@@ -16,6 +16,12 @@ EXPERTS: Final = "MoE expert layers take no adapter yet; the attention layers do
 TOWERS: Final = "only the language model of a multimodal model takes an adapter"
 """Why a module is in `ModelLayout.unwrapped`."""
 
+PACKED: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The usual names of a packed layer's parts, for models that have no modules of these names."""
+
 DEFAULT_MAX_RANK: Final = 64
 """`--max-lora-rank` where it is not given."""
 

@@ -142,7 +142,8 @@ def _check_features(data: dict[str, Any]) -> None:
             "init_lora_weights",
             "an adapter relative to a changed base",
             init,
-            "save it with path_initial_model_for_weight_conversion, which makes it a plain LoRA",
+            "save it with path_initial_model_for_weight_conversion, or run lora-plugin convert --initial: "
+            "both make a plain LoRA of it, given the adapter as it was initialised",
         )
 
 

@@ -9,6 +9,9 @@ from typing import Any, Final
 
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 
+MAX_VALUES: Final = 1 << 20
+"""A parsed value takes up to some 200 bytes. 72,000 tensors, the most that any adapter has, are 580,000."""
+
 _SHOWN: Final = 5
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = 160
@@ -37,9 +40,18 @@ def parse_object(raw: bytes, what: str, code: Code, *, growing: bool = False) ->
         growing: whether a document that ends too early may still be being written.
 
     Raises:
-        AdapterRejected: with `code`, for anything that is not one JSON object without repeated keys.
+        AdapterRejected: with `code`, for anything that is not one JSON object without repeated keys;
+            TOO_LARGE, unparsed, for more than `MAX_VALUES` values.
         AdapterIncomplete: INCOMPLETE, for a document cut off at its end, if `growing`.
     """
+    values = sum(raw.count(opening) for opening in (b",", b"[", b"{"))
+    if values > MAX_VALUES:
+        raise AdapterRejected(
+            Code.TOO_LARGE,
+            f"{what} is too large",
+            expected=f"at most {MAX_VALUES} values",
+            found=f"about {values} values",
+        )
     try:
         data = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:

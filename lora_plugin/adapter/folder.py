@@ -18,7 +18,7 @@ from lora_plugin.adapter.names import is_adapter_name
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, LoraPluginError
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
-_PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
+PICKLED: Final = ("adapter_model.bin", "adapter_model.pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +101,19 @@ def _weights(folder: _Folder) -> tuple[tuple[FileStamp, ...], dict[str, str] | N
 
 
 def _refuse_pickles(folder: _Folder) -> None:
-    for name in _PICKLED:
+    for name in PICKLED:
         if folder.stamp(name) is not None:
             raise AdapterRejected(
                 Code.WEIGHTS_FORMAT,
                 f"{name} is a pickle, which can run code when it is read",
                 expected=WEIGHTS_FILE,
                 found=name,
-                hint="save the adapter with safe_serialization=True",
+                hint="lora-plugin convert makes safetensors of it, or save it with safe_serialization=True",
             )
 
 
 def _matters(file: str) -> bool:
-    return file in (CONFIG_FILE, INDEX_FILE, *_PICKLED) or file.endswith(".safetensors")
+    return file in (CONFIG_FILE, INDEX_FILE, *PICKLED) or file.endswith(".safetensors")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ _VECTOR: Final = re.compile(
 )
 
 _TOKENS: Final = re.compile(r"(.+?)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?", re.DOTALL)
+_WRAPPED: Final = re.compile(
+    r"^(?:module|_orig_mod)\.|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+_ADAPTER: Final = re.compile(r"(?<=\.)(lora_[A-Za-z_]+)\.(?!(?:weight|bias)$)[^.]+(?=\.(?:weight|bias)$|$)")
 
 _FEATURES: Final[tuple[tuple[str, str], ...]] = (
     (r"\.lora_diag\b", "KaSA"),
@@ -80,6 +84,12 @@ def parse_tokens(key: str) -> str | None:
     """The module of a key under which PEFT saves the rows of trained tokens, None for any other key."""
     found = _TOKENS.fullmatch(key)
     return None if found is None else found[1].removeprefix(PEFT_PREFIX)
+
+
+def peft_key(key: str) -> str:
+    """The key as PEFT saves it: behind its prefix, without an adapter's name or a training's wrappers."""
+    key = _WRAPPED.sub("", key)
+    return PEFT_PREFIX + _ADAPTER.sub(r"\1", key).removeprefix(PEFT_PREFIX)
 
 
 def parse_base_copy(key: str) -> str | None:

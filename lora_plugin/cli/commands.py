@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import lora_plugin
-from lora_plugin.cli import doctor, live, local, remote
+from lora_plugin.cli import doctor, live, local, offline, remote
 from lora_plugin.cli.client import Refused, Unreachable
 from lora_plugin.cli.output import Declined, complain, refusal, wrong_usage
 from lora_plugin.errors import LoraPluginError
 
-GROUPS = (remote, doctor, live, local)
+GROUPS = (remote, doctor, live, local, offline)
 
 
 class Exit(IntEnum):

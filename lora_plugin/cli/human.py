@@ -36,9 +36,34 @@ def adapter(view: Mapping[str, Any]) -> str:
         "requests": view["requests"],
         "last used": ago(view["last_used_seconds_ago"]),
     }
-    return table(
-        (), [(key, printable(str(value))) for key, value in fields.items() if value not in (None, "")]
+    return _fields(fields)
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """What `validate` found out about a folder; of a refused one, the reason too."""
+    if not facts["servable"]:
+        reason = facts["reason"]
+        return _fields({"name": facts["name"], "verdict": f"refused: {reason['message']} [{reason['code']}]"})
+    ranks = ", ".join(f"{rank} ({count} modules)" for rank, count in facts["ranks"].items())
+    return _fields(
+        {
+            "name": facts["name"],
+            "verdict": f"servable, by its {facts['checked']}",
+            "ranks": ranks,
+            "targets": ", ".join(facts["targets"]),
+            "layers": facts["layers"],
+            "pool rows": facts["pool_rows"],
+            "size on disk": size(facts["nbytes"]),
+            "size packed": f"{size(facts['packed_bytes'])} ({facts['dtype']})",
+            "base model": facts["base_model"],
+            "warnings": "; ".join(facts["warnings"]),
+        }
     )
+
+
+def converted(facts: Mapping[str, Any]) -> str:
+    """What `convert` wrote."""
+    return f"{printable(facts['folder'])}: {facts['tensors']} tensors, {size(facts['nbytes'])}"
 
 
 def pool(view: Mapping[str, Any]) -> str:
@@ -100,6 +125,12 @@ def _adapter_row(view: Mapping[str, Any]) -> Row:
         str(view["requests"]),
         "" if reason is None else f"{reason['message']} [{reason['code']}]",
     )
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    """A line for each field that has a value."""
+    shown = {key: printable(str(value)) for key, value in fields.items() if value not in (None, "")}
+    return table((), list(shown.items()))
 
 
 def _held(residency: Mapping[str, Any], tier: str) -> str:

@@ -25,7 +25,7 @@ Shard = tuple[int, int]
 
 
 @cache
-def _base() -> nn.Module:
+def base_model() -> nn.Module:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -64,7 +64,7 @@ def train(base: nn.Module | None = None, *, dtype: torch.dtype = torch.float32, 
     torch.manual_seed(1)
     settings: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
     model = get_peft_model(
-        copy.deepcopy(base or _base()), LoraConfig(init_lora_weights=False, **(settings | config))
+        copy.deepcopy(base or base_model()), LoraConfig(init_lora_weights=False, **(settings | config))
     )
     return model.to(dtype)
 

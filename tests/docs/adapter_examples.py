@@ -114,7 +114,7 @@ SERVED: dict[str, list[tuple[dict[str, Any], Change]]] = {
             ),
         )
     ],
-    "trained on packed layers (`qkv_proj`, `gate_up_proj`)": [
+    "trained on packed layers (`qkv_proj`, `gate_up_proj`) or on their parts (`q_proj`, ...)": [
         ({"base": FusedLlama(), "target_modules": ["qkv_proj", "gate_up_proj"]}, nothing)
     ],
     "another `base_model_name_or_path`, or none": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_examples import NAMES, NOT_WHOLE, REFUSED, SERVED, Change
-from adapter_samples import LIMIT, deltas, llama_layout, packed_deltas, train
+from adapter_samples import LIMIT, deltas, packed_deltas, train
 from documents import DOCS, rows, section
 
 from lora_plugin.adapter.config import _UNSUPPORTED
@@ -101,22 +100,3 @@ def test_names(what: str) -> None:
         with pytest.raises(LoraPluginError) as caught:
             check_name(name, {"base"})
         assert (caught.value.code, caught.value.status) == (documented("Refused")[what], 400)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, saved: Path) -> Path:
-    """A copy of a good adapter, alone in a directory that may be the watched one."""
-    (tmp_path / "adapters").mkdir()
-    return shutil.copytree(saved, tmp_path / "adapters" / "good")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("saved")
-    train().save_pretrained(str(root / "good"))
-    return root / "good"
-
-
-@pytest.fixture
-def layout() -> ModelLayout:
-    return llama_layout()

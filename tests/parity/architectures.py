@@ -28,6 +28,7 @@ _SIZES: Final[dict[str, Any]] = {
     # Wide enough that the next token depends on all that came before.
     "initializer_range": 0.08,
 }
+_MULTI_QUERY: Final = {"multi_query": True, "num_key_value_heads": ..., "head_dim": ...}
 _ROTARY: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ATTENTION: Final = _ROTARY[:4]
 _IGNORE: Final[Callable[[nn.Module], nn.Module]] = lambda model: model  # noqa: E731
@@ -39,11 +40,11 @@ class Architecture:
 
     Attributes:
         config: the transformers config's class.
-        settings: what differs from the usual sizes.
+        settings: what differs from the usual sizes; `...` leaves one out.
         targets: the last parts of the names of the linear layers that are targeted.
         within: a regular expression of what comes before them, where the name alone says too little.
         embedding: the token embedding's name.
-        head: lm_head, where it is not tied to the embedding.
+        head: lm_head, tied to the embedding or not; None for a model that pools.
         auto: how transformers loads it.
         flags: flags of the server.
         refused: the code by feature, of what is refused by name.
@@ -60,7 +61,7 @@ class Architecture:
     targets: tuple[str, ...] = _ROTARY
     within: str = ""
     embedding: str = "embed_tokens"
-    head: str | None = None
+    head: str | None = "lm_head"
     auto: str = "AutoModelForCausalLM"
     flags: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +75,8 @@ class Architecture:
     def make(self, folder: Path) -> Path:
         """Write the model, float32 unless it is quantised, with a byte-level tokenizer."""
         torch.manual_seed(7)
-        config = getattr(transformers, self.config)(**(_SIZES | dict(self.settings)))
+        settings = {key: value for key, value in {**_SIZES, **self.settings}.items() if value is not ...}
+        config = getattr(transformers, self.config)(**settings)
         model = getattr(transformers, self.auto).from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -101,10 +103,10 @@ class Architecture:
 
 
 ARCHITECTURES: Final = {
-    "Llama": Architecture("LlamaConfig", {"tie_word_embeddings": False}, head="lm_head"),
-    "Mistral, sliding window": Architecture("MistralConfig", {"sliding_window": 8}, head="lm_head"),
+    "Llama": Architecture("LlamaConfig", {"tie_word_embeddings": False}),
+    "Mistral, sliding window": Architecture("MistralConfig", {"sliding_window": 8}),
     "Qwen2, biases, tied": Architecture("Qwen2Config", {"tie_word_embeddings": True}, representative=True),
-    "Qwen3, untied": Architecture("Qwen3Config", {"tie_word_embeddings": False}, head="lm_head"),
+    "Qwen3, untied": Architecture("Qwen3Config", {"tie_word_embeddings": False}),
     "Gemma 3, tied": Architecture(
         "Gemma3TextConfig",
         {
@@ -113,11 +115,20 @@ ARCHITECTURES: Final = {
             "query_pre_attn_scalar": 32,
         },
     ),
+    "Gemma 2, no head": Architecture(
+        "Gemma2Config",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": None,
+        },
+        note="without attn_logit_softcapping, which vLLM's CPU attention computes coarsely",
+    ),
     "Phi-3, packed": Architecture(
         "Phi3Config",
         {"pad_token_id": 258, "original_max_position_embeddings": 1024},
         targets=("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-        head="lm_head",
         representative=True,
     ),
     "OPT": Architecture(
@@ -127,7 +138,7 @@ ARCHITECTURES: Final = {
     ),
     "GPT-BigCode, fused c_attn": Architecture(
         "GPTBigCodeConfig",
-        {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024, "n_inner": 192},
+        {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024, "n_inner": 192, **_MULTI_QUERY},
         targets=("c_attn", "c_proj", "c_fc"),
         embedding="wte",
     ),
@@ -135,7 +146,8 @@ ARCHITECTURES: Final = {
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2},
         targets=_ATTENTION,
-        head="lm_head",
+        refused={"all-linear": "feature-unsupported"},
+        note="all-linear includes the experts (`target_parameters`)",
     ),
     "Qwen2-MoE, shared expert": Architecture(
         "Qwen2MoeConfig",
@@ -147,11 +159,32 @@ ARCHITECTURES: Final = {
             "decoder_sparse_step": 1,
         },
         targets=_ATTENTION,
-        head="lm_head",
+    ),
+    "Idefics3, its text model": Architecture(
+        "Idefics3Config",
+        {
+            "text_config": {**_SIZES, "model_type": "llama"},
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "image_token_id": 1,
+            "scale_factor": 2,
+        },
+        within=".*text_model",
+        auto="AutoModelForImageTextToText",
+        flags=("--language-model-only",),
+        refused={"all-linear": "tensor-unknown"},
+        note="all-linear includes the vision tower, which is not there with `--language-model-only`",
     ),
     "Qwen3 embedding": Architecture(
         "Qwen3Config",
         {"tie_word_embeddings": True, "architectures": ["Qwen3ForCausalLM"]},
+        head=None,
         auto="AutoModel",
         flags=("--runner", "pooling", "--convert", "embed"),
         pools=True,
@@ -160,7 +193,6 @@ ARCHITECTURES: Final = {
     "Llama, int8 (compressed-tensors)": Architecture(
         "LlamaConfig",
         {"tie_word_embeddings": False},
-        head="lm_head",
         write=write_int8,
         compute=fake_int8,
         tolerance=0.05,

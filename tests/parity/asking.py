@@ -1,21 +1,24 @@
-"""One server per architecture; all its adapters and the base model are asked in one batch."""
+"""One server or engine per architecture; all its adapters and the base model are asked in one batch."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from architectures import Architecture
 from features import FEATURES, attach, save
+from offline import TOKENS, run_offline
 from server import BASE, Completion, Server
 from tiny import VOCAB
 
 PROMPTS = [torch.randint(3, VOCAB - 3, (size,), generator=torch.Generator().manual_seed(size)).tolist()
            for size in (5, 17, 40)]  # fmt: skip
-TOKENS = 8
+
+MAX_RANK = 16
 
 
 @dataclass
@@ -27,8 +30,9 @@ class Asked:
         model: the folder of the model in transformers.
         served: the folder that is served.
         adapters: the folder of each feature's adapter.
-        states: how the admin endpoint sees it.
+        states: how the admin endpoint sees each adapter; empty without a server.
         answers: of each feature that is served, and of the base model, by its name.
+        refusals: the code of each other one.
     """
 
     architecture: Architecture
@@ -37,12 +41,20 @@ class Asked:
     adapters: dict[str, Path]
     states: dict[str, dict[str, Any]]
     answers: dict[str, list[Any]]
+    refusals: dict[str, str]
 
-    def reference(self, feature: str | None, answer: Any, prompt: list[int]) -> torch.Tensor:
-        """What transformers with PEFT says in float32 of an answer to a prompt."""
-        model = self.architecture.load(self.model)
-        if feature is not None:
-            model = attach(model, self.adapters[feature])
+    def reference(self, feature: str | None, answers: list[Any]) -> list[torch.Tensor]:
+        """What transformers with PEFT says in float32 of the answers to each prompt."""
+        if feature is None:
+            return [self._values(self._base, *asked) for asked in zip(PROMPTS, answers, strict=True)]
+        model = attach(self.architecture.load(self.model), self.adapters[feature])
+        return [self._values(model, *asked) for asked in zip(PROMPTS, answers, strict=True)]
+
+    @cached_property
+    def _base(self) -> torch.nn.Module:
+        return self.architecture.load(self.model)
+
+    def _values(self, model: torch.nn.Module, prompt: list[int], answer: Any) -> torch.Tensor:
         tokens = prompt if self.architecture.pools else [*prompt, *answer.output]
         with torch.no_grad():
             output = model(torch.tensor([tokens]))
@@ -59,15 +71,8 @@ def served_value(answer: Any) -> torch.Tensor:
 
 def ask_server(architecture: Architecture, root: Path) -> Asked:
     """Write the model and its adapters, serve them, ask, stop the server."""
-    model = architecture.make(root / "model")
-    (root / "adapters").mkdir()
-    adapters = {
-        name: save(feature, architecture, architecture.load(model), root / "adapters" / f"a{index}", index)
-        for index, (name, feature) in enumerate(FEATURES.items())
-        if feature.fits(architecture)
-    }
-    served = architecture.serve(model)
-    flags = ("--enforce-eager", "--max-loras", "4", "--max-lora-rank", "16", *architecture.flags)
+    model, served, adapters = _write(architecture, root)
+    flags = ("--enforce-eager", "--max-loras", "4", "--max-lora-rank", str(MAX_RANK), *architecture.flags)
     server = Server(served, root / "adapters", root / "server.log", flags)
     try:
         server.start()
@@ -77,7 +82,38 @@ def ask_server(architecture: Architecture, root: Path) -> Asked:
     finally:
         server.stop()
         print(server.tail(80))
-    return Asked(architecture, model, served, adapters, states, answers)
+    refusals = {name: states[name]["reason"]["code"] for name in adapters if name not in names}
+    return Asked(architecture, model, served, adapters, states, answers, refusals)
+
+
+def ask_offline(architecture: Architecture, root: Path) -> Asked:
+    """The same of an engine without a server, which is quicker; adapters are named by their paths."""
+    model, served, adapters = _write(architecture, root)
+    asked = Asked(architecture, model, served, adapters, {}, {}, {})
+    folders = {BASE: None, **{name: str(folder) for name, folder in adapters.items()}}
+    replies = iter(run_offline(served, list(folders.values()), PROMPTS, MAX_RANK, architecture.pools, root))
+    for prompt in PROMPTS:
+        for name in folders:
+            reply = next(replies)
+            if "refusal" in reply:
+                asked.refusals[name] = reply["refusal"]
+            elif architecture.pools:
+                asked.answers.setdefault(name, []).append(reply["embedding"])
+            else:
+                answer = Completion(prompt, reply["tokens"], reply["logprobs"], "")
+                asked.answers.setdefault(name, []).append(answer)
+    return asked
+
+
+def _write(architecture: Architecture, root: Path) -> tuple[Path, Path, dict[str, Path]]:
+    model = architecture.make(root / "model")
+    (root / "adapters").mkdir()
+    adapters = {
+        name: save(feature, architecture, architecture.load(model), root / "adapters" / f"a{index}", index)
+        for index, (name, feature) in enumerate(FEATURES.items())
+        if feature.fits(architecture)
+    }
+    return model, architecture.serve(model), adapters
 
 
 async def _ask(server: Server, architecture: Architecture, names: dict[str, str]) -> dict[str, list[Any]]:

@@ -18,10 +18,11 @@ def _all(architecture: Architecture) -> str | list[str]:
     return _of(architecture, architecture.targets)
 
 
-def _of(architecture: Architecture, targets: tuple[str, ...]) -> str | list[str]:
+def _of(architecture: Architecture, targets: tuple[str, ...], head: bool = False) -> str | list[str]:
+    heads = [str(architecture.head)] if head else []
     if not architecture.within:
-        return list(targets)
-    return rf"{architecture.within}.*\.({'|'.join(targets)})"
+        return [*targets, *heads]
+    return "|".join([rf"{architecture.within}.*\.({'|'.join(targets)})", *heads])
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ FEATURES: Final = {
     "bfloat16 files": Feature(lambda a: {"r": 1, "target_modules": _all(a)}, torch.bfloat16),
     "embedding": Feature(lambda a: {"r": 8, "target_modules": _of(a, (a.embedding, a.targets[0]))}),
     "embedding and lm_head": Feature(
-        lambda a: {"r": 8, "target_modules": [a.embedding, str(a.head), a.targets[0]]},
+        lambda a: {"r": 8, "target_modules": _of(a, (a.embedding, a.targets[0]), head=True)},
         fits=lambda a: a.head is not None,
     ),
     "DoRA": Feature(lambda a: {"r": 8, "use_dora": True, "use_rslora": True, "target_modules": _all(a)}),

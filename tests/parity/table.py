@@ -14,20 +14,22 @@ FAILS: Final = "**fails**"
 
 _HEAD: Final = """# Parity
 
-Written by `make parity`. Every row is a tiny random model served by a real vLLM server in float32; every
-column an adapter that PEFT saved with random, non-zero weights. All adapters of a row and the base model
-are asked at once, with three prompts of 5, 17 and 40 tokens. A cell is the largest difference to
+Written by `make parity`. Every row is a tiny random model in a vLLM engine with the plugin, in float32;
+every column an adapter that PEFT saved with random, non-zero weights. All adapters of a row and the base
+model are asked in one batch, with three prompts of 5, 17 and 40 tokens. A cell is the largest difference to
 transformers with PEFT in float32: of a log-probability, for a row of embeddings of one of the vector's
-elements; or the code with which the adapter is refused. "-" is for what the model does not have (an lm_head
-of its own).
+elements; or the code with which the adapter is refused. "-" is for what the model does not have. The whole
+matrix runs in engines without a server (`LLM`), the rows in bold also behind real servers in `make test`.
 
 """
 
 
 def render(cells: Mapping[tuple[str, str], str]) -> str:
     """The page for the text of each (architecture, feature); one without is not there."""
-    lines = [("model", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
-    lines += [(name, *(cells.get((name, column), "-") for column in COLUMNS)) for name in ARCHITECTURES]
+    lines: list[tuple[str, ...]] = [("model", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
+    for name, architecture in ARCHITECTURES.items():
+        shown = f"**{name}**" if architecture.representative else name
+        lines.append((shown, *(cells.get((name, column), "-") for column in COLUMNS)))
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = "".join(f"- {name}: {a.note}\n" for name, a in ARCHITECTURES.items() if a.note)
     return f"{_HEAD}{table}\n{notes}"

@@ -6,7 +6,8 @@ weight reloading); everything they store or compute for LoRA is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,7 +32,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 import lora_plugin.kernels  # noqa: F401  defines the ops
-from lora_plugin.layout import Kind, Layer, Slice
+from lora_plugin.layout import PACKED, Kind, Layer, Slice
 
 _OTHER_RANKS = "each tensor-parallel rank holds a part of the weight's rows or columns only"
 
@@ -154,6 +155,24 @@ def wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | Non
         None when its kind of parallelism is not one that the wrappers know.
     """
     # The quantised base layers subclass these; an exact match would leave them out.
+    with _weight_to_ask(base):
+        return _wrap_linear(name, base, packed)
+
+
+@contextmanager
+def _weight_to_ask(base: LinearBase) -> Iterator[None]:
+    """The host reads a layer's device off its weight, which a CPU's int8 kernel took away and packed."""
+    taken = "weight" in base._parameters and base.weight is None
+    if taken:
+        base.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    try:
+        yield
+    finally:
+        if taken:
+            base.weight = None
+
+
+def _wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | None:
     if isinstance(base, ColumnParallelLinear):
         module = ArenaColumnParallelLinear(base)
         outputs = _column_outputs(base)
@@ -233,8 +252,9 @@ def _shard(size: int, rank: int, ranks: int) -> tuple[int, int]:
 def _slice_names(name: str, packed: list[str], count: int) -> list[str]:
     if count == 1:
         return [name]
-    parent = name.rpartition(".")[0]
-    if len(packed) == count:
-        return [f"{parent}.{leaf}" if parent else leaf for leaf in packed]
-    # Trained packed only (Phi's qkv_proj): the slices have no names of their own.
+    parent, dot, leaf = name.rpartition(".")
+    # Phi's qkv_proj packs nothing that the host knows by name, but adapters may be trained on its parts.
+    parts = packed if len(packed) == count else PACKED.get(leaf, ())
+    if len(parts) == count:
+        return [f"{parent}{dot}{part}" for part in parts]
     return [f"{name}[{index}]" for index in range(count)]

@@ -12,12 +12,13 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.utils import get_supported_lora_modules, is_in_target_modules, replace_submodule
 from vllm.model_executor.layers.fused_moe import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models import supports_multimodal
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.model_executor.utils import get_packed_modules_mapping
 
-from lora_plugin.hosts.vllm.layers import Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
+from lora_plugin.hosts.vllm.layers import ArenaEmbedding, Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
 from lora_plugin.layout import EXPERTS, TOWERS, Kind, Layer, ModelLayout
 
 
@@ -47,6 +48,9 @@ class ModelWrapper:
         """Wrap everything that can be, in the model's order."""
         for name, module in list(self.model.named_modules(remove_duplicate=False)):
             self._visit(name, module)
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, LogitsProcessor):
+                self._wrap_tied_head(name, module)
         layers = tuple(self._noting_ties(wrapped) for wrapped in self.wrapped)
         return ModelLayout(layers, self._dtype, self._max_rank, self._unwrapped)
 
@@ -60,6 +64,11 @@ class ModelWrapper:
 
     def _visit(self, name: str, module: nn.Module) -> None:
         leaf = name.rpartition(".")[2]
+        known = self._wrapper_by_module.get(id(module))
+        if known is not None and leaf != "lm_head":
+            # A module held under two paths, of whatever names: both must call the one wrapper.
+            replace_submodule(self.model, name, known)
+            return
         # The host lists the embeddings of some models only; the arena needs nothing of the others.
         if leaf not in self._supported and not isinstance(module, VocabParallelEmbedding):
             return
@@ -68,7 +77,7 @@ class ModelWrapper:
             return
         if isinstance(module, PPMissingLayer) or not isinstance(module, LinearBase | VocabParallelEmbedding):
             return
-        if not name.startswith(self._language_prefix):
+        if leaf != "lm_head" and not name.startswith(self._language_prefix):
             self._unwrapped[name] = TOWERS
             return
         if not is_in_target_modules(name, self._target_modules, self._packed):
@@ -76,11 +85,6 @@ class ModelWrapper:
             return
         if leaf == "lm_head":
             self._wrap_lm_head(name, module)
-            return
-        known = self._wrapper_by_module.get(id(module))
-        if known is not None:
-            # A module held under two paths: both must call the one wrapper.
-            replace_submodule(self.model, name, known)
             return
         self._wrap(name, leaf, module)
 
@@ -104,7 +108,20 @@ class ModelWrapper:
         if not isinstance(head, VocabParallelEmbedding) or processor_name not in processors:
             self._unwrapped[name] = f"{type(head).__name__} takes no adapter"
             return
-        wrapped = wrap_lm_head(name, head, processors[processor_name])
+        self._wrap_logits(name, head, processors[processor_name], processor_name)
+
+    def _wrap_tied_head(self, processor_name: str, processor: nn.Module) -> None:
+        """Of a model without a head (Gemma): its token embedding is one, which adapters call lm_head."""
+        parent, dot, _ = processor_name.rpartition(".")
+        name = f"{parent}{dot}lm_head"
+        found = [m for n, m in self.model.named_modules() if n.startswith(f"{parent}{dot}")]
+        embeddings = [m for m in found if isinstance(m, ArenaEmbedding)]
+        headless = not any(isinstance(m, ParallelLMHead) for m in found) and len(embeddings) == 1
+        if headless and is_in_target_modules(name, self._target_modules, self._packed):
+            self._wrap_logits(name, embeddings[0].base_layer, processor, processor_name)
+
+    def _wrap_logits(self, name: str, head: nn.Module, processor: nn.Module, processor_name: str) -> None:
+        wrapped = wrap_lm_head(name, head, processor)
         self.wrapped.append(wrapped)
         replace_submodule(self.model, processor_name, wrapped.module)
 
