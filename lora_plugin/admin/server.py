@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from aiohttp import web
 
 from lora_plugin.admin.bridge import LoopBridge
+from lora_plugin.admin.connections import BoundedRunner
 
 __all__ = ["AdminServer", "LoopBridge"]
 
@@ -76,7 +77,7 @@ class AdminServer:
     async def _serve(self, bound: Future[Address]) -> None:
         runner = None
         try:
-            runner = web.AppRunner(self._app_factory(), access_log=None, shutdown_timeout=_DRAIN_SECONDS)
+            runner = BoundedRunner(self._app_factory(), access_log=None, shutdown_timeout=_DRAIN_SECONDS)
             await runner.setup()
             await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
         except Exception as error:

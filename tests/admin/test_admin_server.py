@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from memory_operations import MemoryOperations, listed
 
+from lora_plugin.admin import connections
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.server import AdminServer, LoopBridge
 
@@ -110,3 +112,39 @@ async def test_a_blocked_caller_is_told_of_as_unavailable_and_stop_is_prompt() -
         patient.stop()
     # The thread is gone although a request was still waiting for the blocked loop.
     assert _threads() == []
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    server = AdminServer(lambda: create_app(MemoryOperations()), "127.0.0.1", 0)
+    address = server.start()
+    assert address is not None
+    try:
+        idle = [_connected(address) for _ in range(2)]
+        with pytest.raises(OSError):
+            _connected(address)
+        idle[0].close()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                _connected(address).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+        idle[1].sendall(REQUEST)
+        assert idle[1].recv(100).startswith(b"HTTP/1.1 200")
+        idle[1].close()
+    finally:
+        server.stop()
+
+
+REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    """A connection that has been answered once, and stays open."""
+    connection = socket.create_connection(address, 10)
+    connection.sendall(REQUEST)
+    if not connection.recv(1000):
+        raise ConnectionError
+    return connection
