@@ -28,8 +28,8 @@ class BaseLayer(Protocol):
         """Whether the output that an adapter changes holds the bias already."""
         ...
 
-    def linear(self, x: Tensor) -> Tensor:
-        """x W^T [n, outputs] without the bias, from x [n, in] in the serving dtype; for an embedding x W."""
+    def products(self, x: Tensor) -> Task:
+        """x W^T, float32 [n, outputs], of x [n, in] and without the bias."""
         ...
 
     def rows(self, tokens: Tensor) -> Task:

@@ -47,15 +47,14 @@ def squared_norms(base: BaseLayer, packed: PackedLayer) -> Task:
     |W + B A|^2 = |W|^2 + 2 (W A^T) . B + (B A A^T) . B, row by row.
     """
     norms = (yield from base.squared_norms()).clone()
+    products = (yield from base.products(packed.a.flatten(0, 1))).view(*packed.a.shape[:2], -1)
     first = 0
     for index, b in enumerate(packed.b):
         columns = slice(first, first + b.shape[1])
-        a = packed.a[:, index]
-        crossed = base.linear(a)[:, columns].float()
-        wide_a, wide_b = a.to(crossed.device).float(), b.to(crossed.device).float()
+        crossed = products[:, index, columns]
+        wide_a, wide_b = packed.a[:, index].to(crossed.device).float(), b.to(crossed.device).float()
         norms[columns] += ((2 * crossed + (wide_a @ wide_a.T) @ wide_b) * wide_b).sum(0)
         first += b.shape[1]
-        yield
     return norms
 
 

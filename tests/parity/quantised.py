@@ -44,6 +44,9 @@ def fake_int8(model: nn.Module) -> nn.Module:
     """Compute with weights and activations rounded as int8 ones are; what adapters read is not rounded."""
     for name, module in model.named_modules():
         if name.endswith("_proj") and isinstance(module, nn.Linear):
+            # Rounded here as well: DoRA takes norms of the weight itself.
+            weight, scale = _quantise(module.weight)
+            module.weight.data = weight * scale
             module.__class__ = _FakeInt8Linear
     return model
 
