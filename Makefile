@@ -6,7 +6,7 @@ VLLM ?= 0.32.0
 READY := $(VENV)/.ready-$(VLLM)
 MODEL := .cache/SmolLM2-135M-Instruct
 
-.PHONY: setup demo test parity soak lint bench bench-2048 model clean
+.PHONY: setup demo test test-compat parity soak lint bench bench-2048 model clean
 
 setup: $(READY)
 
@@ -22,6 +22,10 @@ demo: model
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Another version of the host: make test-compat VLLM=0.31.0
+test-compat:
+	$(MAKE) test VENV=.venv-$(VLLM) VLLM=$(VLLM)
 
 parity: setup
 	PARITY_TABLE=docs/parity.md $(BIN)/python -m pytest tests/parity -m "parity or not parity"
@@ -43,4 +47,4 @@ bench-2048: setup
 	$(BIN)/python benchmarks/cpu_serving.py --model .cache/random-2048 --json .cache/cpu_serving-2048.json
 
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info
+	rm -rf $(VENV) .venv-* .cache build dist *.egg-info

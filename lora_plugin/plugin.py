@@ -17,7 +17,7 @@ def register() -> None:
     """
     if not wanted() or _main_module() == _REGISTRY:
         return
-    from lora_plugin.hosts.vllm.patches import install
+    from lora_plugin.hosts.vllm.install import install
 
     install()
 

@@ -133,7 +133,7 @@ def test_only_hosts_import_the_host(path: Path) -> None:
     if "hosts" in path.relative_to(PACKAGE).parts:
         return
     assert not [name for name in names if name.split(".")[0] == "vllm"]
-    allowed = {"lora_plugin.hosts.vllm.patches"} if path == PACKAGE / "plugin.py" else set()
+    allowed = {"lora_plugin.hosts.vllm.install"} if path == PACKAGE / "plugin.py" else set()
     assert {name for name in names if name.startswith("lora_plugin.hosts")} == allowed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.exceptions import RetryableRequestError, VLLMNotFoundError
+from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -117,7 +117,7 @@ def generated(stop_reason: Any = None, *, finished: bool = True) -> Any:
     return SimpleNamespace(finished=finished, outputs=[SimpleNamespace(stop_reason=stop_reason)])
 
 
-@pytest.mark.parametrize(("reason", "error"), [(GONE, VLLMNotFoundError), (CHANGED, RetryableRequestError)])
+@pytest.mark.parametrize(("reason", "error"), [(GONE, VLLMNotFoundError), (CHANGED, GracefulHTTPError)])
 async def test_the_client_is_told_the_reason(reason: Reason, error: type[Exception]) -> None:
     marked = lost.output_for(request("r"), reason).stop_reason
     method, fate = stream_of(generated(finished=False), generated(marked))
@@ -150,5 +150,5 @@ async def test_nothing_pooled_is_an_error() -> None:
     method, _ = stream_of(pooled(4))
     assert [o async for o in lost.encode(method)(None, lora_request=object())]
     method, _ = stream_of(pooled(0))
-    with pytest.raises(RetryableRequestError):
+    with pytest.raises(GracefulHTTPError):
         await anext(lost.encode(method)(None, lora_request=object()))

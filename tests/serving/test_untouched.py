@@ -48,7 +48,9 @@ def test_switched_off_changes_nothing(env: dict[str, str]) -> None:
 def test_switched_on_every_seam_is_applied_once(tmp_path: Path) -> None:
     script = _NAMES.format(before="") + (
         "before = names(); vllm.plugins.load_general_plugins(); once = names()\n"
-        "assert not [name for name in before if before[name] == once[name]]\n"
+        "from lora_plugin.hosts.vllm.patches import SEAMS\n"
+        "kept = [seam.target for seam in SEAMS if seam.keeps]; assert kept\n"
+        "assert [name for name in before if before[name] == once[name]] == kept\n"
         "import lora_plugin.plugin; lora_plugin.plugin.register(); assert names() == once; print('applied')\n"
     )
     assert run(script, LORA_PLUGIN_ADAPTER_DIR=str(tmp_path)).endswith("applied\n")
@@ -69,6 +71,33 @@ def test_a_host_that_does_not_fit_is_left_alone_and_refused(tmp_path: Path) -> N
     assert "['vllm.engine.arg_utils:EngineArgs.create_engine_config']" in out
     assert "HostIncompatible" in out
     assert "set_active_loras is gone" in out
+
+
+def test_every_target_that_is_renamed_is_named_and_refused(tmp_path: Path) -> None:
+    """One after the other; none is applied. The same for a name that the plugin's own modules import."""
+    script = _NAMES.format(before="") + (
+        "import lora_plugin.plugin, vllm.exceptions\n"
+        "from lora_plugin.errors import HostIncompatible\n"
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        "def refusal():\n"
+        "    kept = EngineArgs.create_engine_config\n"
+        "    lora_plugin.plugin.register()\n"
+        "    try: EngineArgs(model='x').create_engine_config()\n"
+        "    except HostIncompatible as error: return str(error)\n"
+        "    finally: EngineArgs.create_engine_config = kept\n"
+        "gone = vllm.exceptions.VLLMNotFoundError; del vllm.exceptions.VLLMNotFoundError\n"
+        "assert 'VLLMNotFoundError' in refusal(); vllm.exceptions.VLLMNotFoundError = gone\n"
+        "from lora_plugin.hosts.vllm.patches import SEAMS\n"
+        "for seam in SEAMS:\n"
+        "    owner, leaf = seam._owner()\n"
+        "    kept = inspect.getattr_static(owner, leaf, None)\n"
+        "    setattr(owner, leaf, None) if seam.adds else delattr(owner, leaf)\n"
+        "    if 'create_engine' not in seam.name: assert seam.target in refusal(), seam.target\n"
+        "    assert not any(seam.is_applied() for seam in SEAMS)\n"
+        "    delattr(owner, leaf) if seam.adds else setattr(owner, leaf, kept)\n"
+        "print('refused', len(SEAMS))\n"
+    )
+    assert "refused" in run(script, LORA_PLUGIN_ADAPTER_DIR=str(tmp_path))
 
 
 def test_the_entry_point_is_cheap_when_it_is_not_wanted() -> None:

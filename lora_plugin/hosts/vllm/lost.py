@@ -12,10 +12,11 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncGenerator, Callable
+from http import HTTPStatus
 from typing import Any
 
 import torch
-from vllm.exceptions import RetryableRequestError, VLLMNotFoundError
+from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -82,5 +83,9 @@ def _generation_reason(output: Any) -> Reason | None:
 
 def _error(reason: Reason) -> Exception:
     gone = reason.code in (Code.NOT_FOUND, Code.UNLOADED)
-    kind: type[Exception] = VLLMNotFoundError if gone else RetryableRequestError
-    return kind(str(reason))
+    error: Exception = (
+        VLLMNotFoundError(str(reason))
+        if gone
+        else GracefulHTTPError(str(reason), HTTPStatus.SERVICE_UNAVAILABLE)
+    )
+    return error

@@ -1,12 +1,9 @@
-"""Every place where vLLM is changed, in one table, and the function that applies it."""
+"""Every place where vLLM is changed, in one table."""
 
 from __future__ import annotations
 
 import functools
-import logging
-from typing import Any
 
-from lora_plugin.errors import HostIncompatible
 from lora_plugin.hosts.vllm import (
     app,
     base_model,
@@ -21,10 +18,8 @@ from lora_plugin.hosts.vllm import (
     scheduler,
     server,
 )
-from lora_plugin.hosts.vllm.seams import Seam, apply_all
+from lora_plugin.hosts.vllm.seams import Seam
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
-
-logger = logging.getLogger("lora_plugin")
 
 _ARGS = "vllm.engine.arg_utils"
 _MODELS = "vllm.entrypoints.openai.models.serving"
@@ -170,6 +165,14 @@ SEAMS: tuple[Seam, ...] = (
         "the mixin goes over whichever scheduler is in use",
     ),
     Seam(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._handle_blocked_waiting_request",
+        lambda original: original,
+        ("self", "request"),
+        "overridden by the mixin: asked for every waiting request before it joins a step",
+        keeps=True,
+    ),
+    Seam(
         "vllm.v1.executor.abstract",
         "Executor.__init__",
         engine.remember_executor,
@@ -260,39 +263,3 @@ SEAMS: tuple[Seam, ...] = (
         "a tuple entry per token",
     ),
 )
-
-
-def install() -> None:
-    """Apply every seam; if one does not fit, none, and the engine's start is refused with that."""
-    _log_as_the_host()
-    try:
-        apply_all(SEAMS)
-    except HostIncompatible as error:
-        # `vllm --help` and the like must go on working: the refusal comes when an engine is configured.
-        refusal = error
-        _refuse_engine(refusal)
-
-
-class _HostHandler(logging.Handler):
-    """Hands records to the host's logger as it is configured at that moment: level, format, process name."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        host = logging.getLogger("vllm")
-        if host.isEnabledFor(record.levelno):
-            host.handle(record)
-
-
-def _log_as_the_host() -> None:
-    if not any(isinstance(handler, _HostHandler) for handler in logger.handlers):
-        logger.addHandler(_HostHandler())
-        logger.propagate = False
-        logger.setLevel(logging.DEBUG)
-
-
-def _refuse_engine(error: HostIncompatible) -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    EngineArgs.create_engine_config = create_engine_config

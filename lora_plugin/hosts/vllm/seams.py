@@ -27,6 +27,7 @@ class Seam:
         parameters: the parameters that the original must begin with; None for something that is not called.
         why: what would go wrong without it.
         adds: the name is the plugin's own: it must not be there.
+        keeps: nothing is replaced: a subclass of the plugin's relies on it.
     """
 
     module: str
@@ -35,6 +36,7 @@ class Seam:
     parameters: tuple[str, ...] | None
     why: str
     adds: bool = False
+    keeps: bool = False
 
     @property
     def target(self) -> str:
@@ -46,7 +48,8 @@ class Seam:
             owner, leaf = self._owner()
         except (ImportError, AttributeError) as error:
             return f"{self.target}: {error}"
-        present = hasattr(owner, leaf)
+        # Its own: what a parent class has under the name is something else.
+        present = leaf in vars(owner)
         if self.adds:
             return f"{self.target} exists already" if present else None
         if not present:
@@ -68,6 +71,8 @@ class Seam:
 
     def apply(self) -> None:
         """Put the replacement in place."""
+        if self.keeps:
+            return
         owner, leaf = self._owner()
         original = None if self.adds else getattr(owner, leaf)
         replacement = self.wrap(original)
@@ -86,6 +91,17 @@ class Seam:
         return owner, leaf
 
 
+def incompatible(found: str) -> HostIncompatible:
+    """The refusal of a host in which something is not as it should be."""
+    return HostIncompatible(
+        Code.HOST_INCOMPATIBLE,
+        "this vLLM does not look as the LoRA plugin expects",
+        expected="vLLM 0.31 or 0.32",
+        found=found,
+        hint="install a supported vLLM, or set LORA_PLUGIN_ENABLED=0",
+    )
+
+
 def apply_all(seams: Sequence[Seam]) -> None:
     """Apply every seam, once per process.
 
@@ -95,12 +111,6 @@ def apply_all(seams: Sequence[Seam]) -> None:
     todo = [seam for seam in seams if not seam.is_applied()]
     misfits = [misfit for seam in todo if (misfit := seam.misfit()) is not None]
     if misfits:
-        raise HostIncompatible(
-            Code.HOST_INCOMPATIBLE,
-            "this vLLM does not look as the LoRA plugin expects",
-            expected="vLLM 0.32",
-            found="; ".join(misfits),
-            hint="install a supported vLLM, or set LORA_PLUGIN_ENABLED=0",
-        )
+        raise incompatible("; ".join(misfits))
     for seam in todo:
         seam.apply()
