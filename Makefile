@@ -21,6 +21,7 @@ demo: model
 	$(BIN)/python examples/demo.py
 
 test: setup
+	bash tools/setup_browser.sh
 	$(BIN)/python -m pytest
 
 # Another version of the host: make test-compat VLLM=0.31.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 import lora_plugin
-from lora_plugin.admin import handlers
+from lora_plugin.admin import handlers, page
 from lora_plugin.admin.event_stream import EventStream
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import (
@@ -27,7 +27,7 @@ EVENTS: web.AppKey[EventStream] = web.AppKey("events", EventStream)
 
 
 async def index(_: web.Request) -> IndexView:
-    """The routes, as the endpoint's own first page."""
+    """The routes."""
     lines = [RouteView(method=r.method, path=r.path, summary=r.summary) for r in ROUTES]
     return IndexView(version=lora_plugin.__version__, routes=tuple(lines))
 
@@ -45,7 +45,37 @@ async def events(request: web.Request) -> web.StreamResponse:
 _ADAPTER = "/v1/adapters/{name}"
 
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/", "index", index, IndexView, "the routes"),
+    Route(
+        "GET",
+        "/",
+        "page",
+        page.file("index.html", "text/html"),
+        None,
+        "a page for people; the page itself needs no token, what it shows does",
+        content_type="text/html",
+        public=True,
+    ),
+    Route(
+        "GET",
+        "/page.css",
+        "page_style",
+        page.file("page.css", "text/css"),
+        None,
+        "its style",
+        content_type="text/css",
+        public=True,
+    ),
+    Route(
+        "GET",
+        "/page.js",
+        "page_script",
+        page.file("page.js", "text/javascript"),
+        None,
+        "its script",
+        content_type="text/javascript",
+        public=True,
+    ),
+    Route("GET", "/v1", "index", index, IndexView, "the routes"),
     Route(
         "GET",
         "/health",

@@ -172,7 +172,7 @@ async def locked(operations: MemoryOperations) -> TestClient:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
+        ("GET", "/v1"),
         ("GET", "/v1/adapters"),
         ("GET", "/metrics"),
         ("GET", "/nowhere"),

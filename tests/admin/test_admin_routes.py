@@ -160,7 +160,7 @@ async def test_health_follows_the_first_scan(client: TestClient, operations: Mem
 
 
 async def test_index_lists_the_table(client: TestClient) -> None:
-    index = await (await client.get("/")).json()
+    index = await (await client.get("/v1")).json()
     assert [(line["method"], line["path"]) for line in index["routes"]] == [
         (route.method, route.path) for route in ROUTES
     ]

@@ -1,0 +1,20 @@
+"""What several areas of tests share."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def chromium() -> dict[str, Any]:
+    """How Playwright launches the machine's Chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine (Debian's package: chromium)")
+    # Without a sandbox it also runs as root in a container; it only sees this test's own page.
+    switches = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    return {"executable_path": path, "args": switches}
