@@ -18,7 +18,7 @@ from adapter_samples import (
     LIMIT,
     VOCAB,
     FusedLlama,
-    _base,
+    base_model,
     edit_config,
     edit_tensors,
     llama_layout,
@@ -75,7 +75,7 @@ def qwen() -> nn.Module:
     return model
 
 
-BASES = {"llama": _base, "qwen2": qwen}
+BASES = {"llama": base_model, "qwen2": qwen}
 
 
 def trained(base: nn.Module, **config: Any) -> PeftModel:
@@ -142,7 +142,7 @@ def test_packed_modules_in_the_file(tmp_path: Path) -> None:
     base, layout = FusedLlama(), llama_layout()
     model = trained(base, use_dora=True, target_modules=["qkv_proj", "gate_up_proj"])
     model.save_pretrained(str(tmp_path / "a"))
-    split = _base()
+    split = base_model()
     for i in range(LAYERS):
         fused, layer = base.model.layers[i], split.model.layers[i]
         q, k, v = fused.self_attn.qkv_proj.weight.split([HIDDEN, KV, KV])
@@ -157,7 +157,7 @@ def test_packed_modules_in_the_file(tmp_path: Path) -> None:
         y = x @ WeightsModel(split, layout).layers[layer.layer].weight.T
         expected = model.get_submodule(path)(x)
         torch.testing.assert_close(served(layer, Kind.LINEAR, x.double(), y.double()).float(), expected)
-    _base.cache_clear()
+    base_model.cache_clear()
 
 
 @pytest.mark.parametrize(
