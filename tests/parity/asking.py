@@ -32,7 +32,7 @@ class Asked:
         adapters: the folder of each feature's adapter.
         states: how the admin endpoint sees each adapter; empty without a server.
         answers: of each feature that is served, and of the base model, by its name.
-        refusals: the code of each other one.
+        refusals: the code of each other one; None where it is not told.
     """
 
     architecture: Architecture
@@ -41,7 +41,7 @@ class Asked:
     adapters: dict[str, Path]
     states: dict[str, dict[str, Any]]
     answers: dict[str, list[Any]]
-    refusals: dict[str, str]
+    refusals: dict[str, str | None]
 
     def reference(self, feature: str | None, answers: list[Any]) -> list[torch.Tensor]:
         """What transformers with PEFT says in float32 of the answers to each prompt."""

@@ -68,7 +68,9 @@ def main(
     requests = ids * len(prompts)
     if pools:
         outputs = llm.embed(questions, lora_request=requests, use_tqdm=False)
-        answers = [{"embedding": list(output.outputs.embedding)} for output in outputs]
+        # An empty one stands for a refusal, which `embed` has no words for.
+        vectors = [list(output.outputs.embedding) for output in outputs]
+        answers = [{"embedding": vector} if vector else {"refusal": None} for vector in vectors]
     else:
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=1, ignore_eos=True)
         outputs = llm.generate(questions, params, lora_request=requests, use_tqdm=False)

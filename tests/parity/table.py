@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, Architecture
 from features import FEATURES
 from server import BASE
 
@@ -18,8 +18,9 @@ Written by `make parity`. Every row is a tiny random model in a vLLM engine with
 every column an adapter that PEFT saved with random, non-zero weights. All adapters of a row and the base
 model are asked in one batch, with three prompts of 5, 17 and 40 tokens. A cell is the largest difference to
 transformers with PEFT in float32: of a log-probability, for a row of embeddings of one of the vector's
-elements; or the code with which the adapter is refused. "-" is for what the model does not have. The whole
-matrix runs in engines without a server (`LLM`), the rows in bold also behind real servers in `make test`.
+elements; or the code with which the adapter is refused. "-" is for what the model does not have; an empty
+cell was not run. The whole matrix runs in engines without a server (`LLM`), the rows in bold also behind
+real servers in `make test`.
 
 """
 
@@ -29,7 +30,13 @@ def render(cells: Mapping[tuple[str, str], str]) -> str:
     lines: list[tuple[str, ...]] = [("model", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
     for name, architecture in ARCHITECTURES.items():
         shown = f"**{name}**" if architecture.representative else name
-        lines.append((shown, *(cells.get((name, column), "-") for column in COLUMNS)))
+        lines.append(
+            (shown, *(cells.get((name, column), _absent(architecture, column)) for column in COLUMNS))
+        )
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = "".join(f"- {name}: {a.note}\n" for name, a in ARCHITECTURES.items() if a.note)
     return f"{_HEAD}{table}\n{notes}"
+
+
+def _absent(architecture: Architecture, column: str) -> str:
+    return "" if column == BASE or FEATURES[column].fits(architecture) else "-"
