@@ -134,12 +134,14 @@ ARCHITECTURES: Final = {
         "OPTConfig",
         {"ffn_dim": 192, "word_embed_proj_dim": 128, "init_std": 0.08},
         targets=("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+        refused={"all biases": "feature-unsupported"},
     ),
     "GPT-BigCode, fused c_attn": Architecture(
         "GPTBigCodeConfig",
         {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 1024, "n_inner": 192, **_MULTI_QUERY},
         targets=("c_attn", "c_proj", "c_fc"),
         embedding="wte",
+        refused={"all biases": "feature-unsupported"},
     ),
     "Mixtral": Architecture(
         "MixtralConfig",
