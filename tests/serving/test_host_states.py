@@ -1,4 +1,4 @@
-"""The host's other states with adapters in them: preemption, chunks, drafts, grammars, beams, reloads."""
+"""The host's other states with adapters in them: preemption, chunks, drafts, beams, reloads."""
 
 from __future__ import annotations
 
@@ -90,28 +90,6 @@ def test_drafts_are_judged_by_the_adapter(server: Server, check: Any) -> None:
     for name in NAMES:
         check(name, server.complete(name, repeated, 40))
     assert counter(server, "vllm:spec_decode_num_draft_tokens_total") > before
-
-
-def test_grammars_bind_adapters_too(server: Server, prompt: list[int], check: Any) -> None:
-    async def together() -> list[Any]:
-        async with server.async_client as client:
-            return await asyncio.gather(
-                *(
-                    client.completions.create(
-                        model=name,
-                        prompt=prompt,
-                        max_tokens=12,
-                        temperature=0,
-                        extra_body={"structured_outputs": {"regex": "[a-d]{6}"}},
-                    )
-                    for name in NAMES
-                ),
-                *(client.completions.create(model=name, prompt=prompt, max_tokens=12) for name in NAMES),
-            )
-
-    answers = [answer.choices[0].text for answer in asyncio.run(together())][: len(NAMES)]
-    assert all(re.fullmatch("[a-d]{6}", text) for text in answers)
-    assert len(set(answers)) > 1
 
 
 def test_beams_of_an_adapter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -78,6 +79,27 @@ def test_chat_and_streaming(server: Server) -> None:
         )
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert text == whole.choices[0].message.content
+
+
+def test_grammars_bind_adapters_too(server: Server, prompt: list[int]) -> None:
+    """Structured output of every adapter, in one batch with free requests."""
+
+    async def together() -> list:
+        async with server.async_client as client:
+
+            def ask(name: str, **extra: object) -> object:
+                return client.completions.create(
+                    model=name, prompt=prompt, max_tokens=12, temperature=0, extra_body=extra
+                )
+
+            bound = [ask(name, structured_outputs={"regex": "[a-d]{6}"}) for name in EVERYONE]
+            return await asyncio.gather(*bound, *(ask(name) for name in EVERYONE))
+
+    texts = [answer.choices[0].text for answer in asyncio.run(together())]
+    bound, free = texts[: len(EVERYONE)], texts[len(EVERYONE) :]
+    assert all(re.fullmatch("[a-d]{6}", text) for text in bound)
+    assert len(set(bound)) > 1
+    assert not any(re.fullmatch("[a-d]{6}", text) for text in free)
 
 
 def test_responses(server: Server) -> None:
