@@ -11,10 +11,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 import torch
+from playwright.sync_api import expect as expect_page
+from playwright.sync_api import sync_playwright
 from safetensors.torch import load_file, save_file
 from server import BASE, Completion, Server, get
 from tiny import logprobs, make_adapter, tokenizer
@@ -462,3 +465,40 @@ def test_both_metrics_endpoints_count_what_was_served(
         assert samples['lora_plugin_step_adapters_bucket{le="1.0"}'] >= 10
     assert any(name.startswith("vllm:") for name in host)
     assert not any(name.startswith("vllm:") for name in own)
+
+
+def test_the_page_steers_a_running_server(
+    server: Server, sources: dict[str, Path], chromium: dict[str, Any]
+) -> None:
+    server.drop(sources["alpha"], "alpha")
+    server.wait_listed("alpha")
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(**chromium).new_page()
+        page.goto(f"http://127.0.0.1:{server.admin_port}/")
+        row = page.locator('tr[data-name="alpha"]')
+        assert server.complete("alpha", [65, 66, 67], 4).output
+        expect_page(row.locator(".where")).to_contain_text("device")
+        expect_page(page.locator(".extent")).to_contain_text(["alpha"])
+
+        row.get_by_role("button", name="Pin").click()
+        expect_page(row.locator(".pinned")).to_be_visible()
+        row.get_by_role("button", name="Unpin").click()
+        expect_page(row.locator(".pinned")).to_be_hidden()
+
+        row.get_by_role("button", name="Evict").click()
+        page.locator("#confirm-yes").click()
+        expect_page(row.locator(".where")).to_have_text("disk")
+        row.get_by_role("button", name="Load").click()
+        expect_page(row.locator(".where")).to_contain_text("host")
+
+        folder = server.adapters / "bad"
+        shutil.copytree(sources["beta"], folder)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 7}))
+        expect_page(page.locator("tr.reason")).to_contain_text("rank-mismatch")
+        expect_page(page.locator("#events")).to_contain_text("rejected bad")
+
+        row.get_by_role("button", name="Unload").click()
+        page.locator("#confirm-yes").click()
+        expect_page(row.locator(".state")).to_have_text("unloaded")
+        assert "alpha" not in server.models()
