@@ -79,7 +79,7 @@ def test_a_batch_is_told_by_names(server: Server, prompt: list[int]) -> None:
         ) as client:
             await asyncio.gather(
                 *(
-                    client.completions.create(**completion_request(name, prompt, 40))
+                    client.completions.create(**completion_request(name, prompt, 400))
                     for name in ("alpha", BASE, "delta", BASE)
                 )
             )

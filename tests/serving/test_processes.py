@@ -153,7 +153,9 @@ def test_controllers_load_and_unload(server: Server, sources: dict[str, Path], p
     assert post(server, "unload", lora_name="verse")[0] == 404
     server.wait_for(lambda: everywhere(server, "verse", prompt) == {(404, None)}, 10, "it to be unloaded")
     held = server.admin("/v1/adapters/verse")[1]
-    assert (held["state"], held["residency"]["host"], held["residency"]["device"]) == ("unloaded", 0, 0)
+    assert held["state"] == "unloaded"
+    # For a moment it is kept for requests that other API servers have already accepted.
+    server.wait_for(lambda: _copies(server, "verse") == (0, 0), 10, "it to leave all memory")
     assert post(server, "load", lora_name="verse", lora_path=path)[0] == 200
     assert {status for status, _ in everywhere(server, "verse", prompt)} == {200}
 
@@ -167,6 +169,11 @@ def test_controllers_load_and_unload(server: Server, sources: dict[str, Path], p
     error = json.loads(answer)["error"]
     assert (status, error["code"], error["type"]) == (404, 404, "NotFoundError")
     (server.adapters / "verse").unlink()
+
+
+def _copies(server: Server, name: str) -> tuple[int, int]:
+    residency = server.admin(f"/v1/adapters/{name}")[1]["residency"]
+    return residency["host"], residency["device"]
 
 
 def test_the_hub(server: Server, model: Path, sources: dict[str, Path], prompt: list[int]) -> None:
@@ -196,7 +203,7 @@ def test_the_hosts_gauge_tells_the_truth_in_every_api_server(server: Server, pro
         return [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
 
     async def together() -> None:
-        asks = [server.complete_async(name, prompt, 400) for name in ("alpha", "beta")]
+        asks = [server.complete_async(name, prompt, 900) for name in ("alpha", "beta")]
         await asyncio.gather(*asks, asyncio.to_thread(watch))
 
     def watch() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 _HEADERS = {
     # Nothing from elsewhere is loaded or sent to, and no other page may frame it.
@@ -15,7 +15,6 @@ _HEADERS = {
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    hdrs.CACHE_CONTROL: "no-cache",
 }
 
 
