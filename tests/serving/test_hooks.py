@@ -71,6 +71,9 @@ def test_an_observer_sees_the_rows_of_every_step_with_adapters(server: Server, p
 
 
 def test_a_batch_is_told_by_names(server: Server, prompt: list[int]) -> None:
+    # Both are loaded already when the four requests come.
+    for name in ("alpha", "delta"):
+        server.complete(name, prompt, 1)
     before = len(recorded(server, "batch_built"))
 
     async def ours() -> None:
