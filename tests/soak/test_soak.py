@@ -179,4 +179,6 @@ def all_is_well(
     assert engine["waiting_requests"] == 0
     assert engine["host_bytes"] <= engine["host_budget_bytes"]
     assert all(extent["requests"] == 0 for extent in engine["extents"])
-    assert "Traceback" not in server.log.read_text(errors="replace")
+    lines = server.log.read_text(errors="replace").splitlines()
+    # vLLM logs the trace of every stream that ends with an error, such as that its adapter was lost.
+    assert [line for line in lines if "Traceback" in line and "[serving.py:" not in line] == []
