@@ -71,15 +71,15 @@ def test_an_observer_sees_the_rows_of_every_step_with_adapters(server: Server, p
 
 
 def test_a_batch_is_told_by_names(server: Server, prompt: list[int]) -> None:
-    # Both are loaded already when the four requests come.
-    for name in ("alpha", "delta"):
-        server.complete(name, prompt, 1)
     before = len(recorded(server, "batch_built"))
 
     async def ours() -> None:
         async with openai.AsyncOpenAI(
             base_url=f"{server.url}/v1", api_key="none", default_headers={"X-Team": "us"}
         ) as client:
+            # Both are loaded already when the four requests come.
+            for name in ("alpha", "delta"):
+                await client.completions.create(**completion_request(name, prompt, 1))
             await asyncio.gather(
                 *(
                     client.completions.create(**completion_request(name, prompt, 400))
