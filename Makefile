@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 VLLM ?= 0.32.0
 READY := $(VENV)/.ready-$(VLLM)
 MODEL := .cache/SmolLM2-135M-Instruct
+# See the file there: vLLM's busy waits can stop everything else on a machine of few cores.
+export PYTHONPATH := $(CURDIR)/tools/steady
 
 .PHONY: setup demo test test-compat parity soak lint bench bench-2048 model clean
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+# For the servers and scripts that tests start; see the file there.
+os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent / "tools" / "steady")
 
 
 @pytest.fixture(scope="session")

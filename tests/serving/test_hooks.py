@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from tiny import logprobs, make_adapter
 from lora_plugin.hooks import specs
 
 FLAGS = ("--max-loras", "1", "--max-lora-rank", "16")
-ENV = {"LORA_PLUGIN_HOOKS": "broken,recorder", "PYTHONPATH": str(Path(__file__).parent / "plugins")}
+ENV = {
+    "LORA_PLUGIN_HOOKS": "broken,recorder",
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "plugins"), os.environ["PYTHONPATH"]]),
+}
 
 
 def prepare(server: Server, sources: dict[str, Path]) -> None:
