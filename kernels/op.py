@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,17 @@ from lora_plugin.kernels.product import Product
 
 Compute = Callable[[Tensor, Tensor], None]
 """Adds the adapters' share to y, from x or ids."""
+
+
+@runtime_checkable
+class Halves(Protocol):
+    """A layer whose first half can run while the base output is in the making."""
+
+    def __call__(self, y: Tensor, x: Tensor, /) -> None: ...
+
+    def shrink(self, x: Tensor) -> None: ...
+
+    def expand(self, y: Tensor) -> None: ...
 
 
 class _Planned:
@@ -94,6 +105,26 @@ def register(weights: LayerWeights, batch: Batch, make: Callable[[Compute], Comp
 def unregister_all() -> None:
     """Forgets every layer; handles are given anew from 0."""
     _layers.clear()
+
+
+def shrink(x: Tensor, handle: int) -> None:
+    """What can be computed before y is there, on the present stream; `expand` must follow before another.
+
+    Args:
+        x: as for `lora_apply`.
+    """
+    compute = _layers[handle].compute
+    if isinstance(compute, Halves):
+        compute.shrink(x)
+
+
+def expand(y: Tensor, x: Tensor, handle: int) -> None:
+    """The rest of `lora_apply` after `shrink` of the same x; all of it for kernels without halves."""
+    compute = _layers[handle].compute
+    if isinstance(compute, Halves):
+        compute.expand(y)
+    else:
+        torch.ops.lora_plugin.lora_apply(y, x, handle)
 
 
 def _apply(y: Tensor, x: Tensor, handle: int) -> None:

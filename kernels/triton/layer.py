@@ -43,10 +43,33 @@ class DeviceLayer:
         Raises:
             ValueError: y or x is not laid out row by row, or of another dtype or shape than the weights.
         """
-        self._check(y, x)
+        if y.shape[0] != x.shape[0]:
+            raise ValueError(f"y of shape {tuple(y.shape)} from x of shape {tuple(x.shape)}")
+        self._check_output(y)
+        self.shrink(x)
+        self.expand(y)
+
+    def shrink(self, x: Tensor) -> None:
+        """The first half of a call: while another stream makes y.
+
+        Raises:
+            ValueError: as for a call.
+        """
+        self._check_input(x)
+        if x.shape[0]:
+            choice = choose_shape(self.arch, x.shape[0], self.weights.a.dtype)
+            self._launch_shrink(x, choice, *self.tiles.of(choice.height))
+
+    def expand(self, y: Tensor) -> None:
+        """The second half: after `shrink` of as many rows, and before that of any other layer.
+
+        Raises:
+            ValueError: as for a call.
+        """
+        self._check_output(y)
         if y.shape[0]:
             choice = choose_shape(self.arch, y.shape[0], y.dtype)
-            self._launch(y, x, choice, *self.tiles.of(choice.height))
+            self._launch_expand(y, choice, *self.tiles.of(choice.height))
 
     def warm_up(self) -> None:
         """Compiles every kernel that a call may need, by launches over no tile."""
@@ -57,26 +80,30 @@ class DeviceLayer:
         for most, _ in TABLES[self.arch]:
             choice = choose_shape(self.arch, most, y.dtype)
             count, records = self.tiles.of(choice.height)
-            self._launch(y, x, choice, torch.zeros_like(count), records)
+            none = torch.zeros_like(count)
+            self._launch_shrink(x, choice, none, records)
+            self._launch_expand(y, choice, none, records)
 
-    def _launch(self, y: Tensor, x: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
-        split = self._split(choice)
-        step = (count, records, self.tiles.rows)
-        tiles = self.tiles.bound(min(y.shape[0], self.tiles.max_tokens), choice.height)
+    def _launch_shrink(self, x: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
         if self.weights.kind == "embedding":
-            self._embed(x, step, tiles, choice)
+            self._embed(x, choice, count, records)
         else:
-            self._shrink(x, step, tiles, split, choice)
-        self._expand(y, step, tiles, split, choice)
+            self._shrink(x, choice, count, records)
 
-    def _shrink(self, x: Tensor, step: tuple[Tensor, ...], tiles: int, split: int, choice: Choice) -> None:
+    def _tiles(self, rows: int, choice: Choice) -> int:
+        return self.tiles.bound(min(rows, self.tiles.max_tokens), choice.height)
+
+    def _shrink(self, x: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
         a, shape = self.weights.a, choice.shrink
+        split = self._split(choice)
         slices, in_features = a.shape[1:]
-        shrinking.shrink[(tiles, split, slices)](
+        shrinking.shrink[(self._tiles(x.shape[0], choice), split, slices)](
             x,
             a,
             self.scratch.planes,
-            *step,
+            count,
+            records,
+            self.tiles.rows,
             x.stride(0),
             a.stride(0),
             in_features,
@@ -91,13 +118,15 @@ class DeviceLayer:
             num_stages=shape.stages,
         )
 
-    def _embed(self, ids: Tensor, step: tuple[Tensor, ...], tiles: int, choice: Choice) -> None:
+    def _embed(self, ids: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
         a = self.weights.a
-        shrinking.embed[(tiles,)](
+        shrinking.embed[(self._tiles(ids.shape[0], choice),)](
             ids,
             a,
             self.scratch.planes,
-            *step,
+            count,
+            records,
+            self.tiles.rows,
             a.shape[2],
             self.scratch.pitch,
             ROWS=choice.height,
@@ -105,18 +134,20 @@ class DeviceLayer:
             num_warps=choice.shrink.warps,
         )
 
-    def _expand(self, y: Tensor, step: tuple[Tensor, ...], tiles: int, split: int, choice: Choice) -> None:
+    def _launch_expand(self, y: Tensor, choice: Choice, count: Tensor, records: Tensor) -> None:
         shape = choice.expand
         blocks = sum(-(-width // shape.extent) for width in self.weights.widths)
-        expanding.expand[(tiles, blocks)](
+        expanding.expand[(self._tiles(y.shape[0], choice), blocks)](
             y,
             self.scratch.planes,
             self._slices,
-            *step,
+            count,
+            records,
+            self.tiles.rows,
             y.stride(0),
             self.scratch.plane_size(y.shape[0]),
             self.scratch.pitch,
-            SPLIT=split,
+            SPLIT=self._split(choice),
             SLICES=len(self.weights.b),
             ROWS=choice.height,
             COLS=shape.extent,
@@ -132,12 +163,23 @@ class DeviceLayer:
             return 1
         return min(choice.split, -(-self.weights.in_features // choice.shrink.extent))
 
-    def _check(self, y: Tensor, x: Tensor) -> None:
+    def _check_input(self, x: Tensor) -> None:
+        a = self.weights.a
         embedding = self.weights.kind == "embedding"
-        expected: tuple[Any, ...] = (y.shape[0],) if embedding else (y.shape[0], self.weights.in_features)
-        if tuple(x.shape) != expected or y.shape[1] != sum(self.weights.widths):
-            raise ValueError(f"y {tuple(y.shape)} from x {tuple(x.shape)}, not the layer's shape")
-        if y.stride(1) != 1 or x.stride(-1) != 1:
-            raise ValueError("the rows of y and x must be contiguous")
-        if y.dtype != self.weights.a.dtype or (not embedding and x.dtype != y.dtype):
-            raise ValueError(f"y is {y.dtype}, x {x.dtype}, the weights {self.weights.a.dtype}")
+        expected: tuple[Any, ...] = (x.shape[0],) if embedding else (x.shape[0], a.shape[2])
+        if tuple(x.shape) != expected:
+            raise ValueError(f"x is of shape {tuple(x.shape)}, not {expected}")
+        if x.stride(-1) != 1:
+            raise ValueError("the rows of x must be contiguous")
+        if not embedding and x.dtype != a.dtype:
+            raise ValueError(f"x is {x.dtype}, the weights {a.dtype}")
+
+    def _check_output(self, y: Tensor) -> None:
+        if y.dim() != 2 or y.shape[1] != sum(self.weights.widths):
+            raise ValueError(
+                f"y is of shape {tuple(y.shape)}, the layer has {sum(self.weights.widths)} columns"
+            )
+        if y.stride(1) != 1:
+            raise ValueError("the rows of y must be contiguous")
+        if y.dtype != self.weights.a.dtype:
+            raise ValueError(f"y is {y.dtype}, the weights {self.weights.a.dtype}")

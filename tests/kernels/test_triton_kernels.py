@@ -215,3 +215,22 @@ def _mutate(module: ModuleType, old: str, new: str, folder: Path, patch: pytest.
     mutant = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mutant)
     patch.setattr(layer, "shrinking" if module is shrink else "expanding", mutant)
+
+
+def test_halves_are_the_whole() -> None:
+    """Shrink before y is there, expand into it afterwards; to the bit what one call makes."""
+    subject = Subject((8, 24), 136, (70, 32), torch.bfloat16)
+    subject.set_step(Step((1, -1, 0), (20, 3, 40)))
+    y, x = subject.inputs(63)
+    whole = y.clone()
+    subject.run(whole, x)
+    subject.tiles.scratch.planes.fill_(torch.nan)
+    with interpreted(layer.shrinking, layer.expanding) as builder:
+        builder.allow(*subject.weights.b)
+        subject.layer.shrink(x)
+        subject.layer.expand(y)
+    assert torch.equal(y, whole)
+    with pytest.raises(ValueError, match="x "):
+        subject.layer.shrink(x[:, :8])
+    with pytest.raises(ValueError, match="columns"):
+        subject.layer.expand(y[:, :8])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,8 +30,9 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.utils.multi_stream_utils import maybe_execute_in_parallel
 
-import lora_plugin.kernels  # noqa: F401  defines the ops
+from lora_plugin.kernels import expand, shrink
 from lora_plugin.layout import PACKED, Kind, Layer, Slice
 
 _OTHER_RANKS = "each tensor-parallel rank holds a part of the weight's rows or columns only"
@@ -44,11 +45,27 @@ class _ArenaLinear:
     """Mixed over a host wrapper: the adapter's part is one op on the base output, in place."""
 
     handle: int
+    base_layer: nn.Module
+    _get_quant_method: Callable[[], Any]
+    _events: list[torch.cuda.Event]
+    _lora_stream: torch.cuda.Stream | None
 
     def _apply_lora_to_output(self, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         # The transformers backend adds a batch dimension; views keep the op in place.
         lora_apply(output.flatten(0, -2), x.flatten(0, -2), self.handle)
         return output
+
+    def _apply_async_impl(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """In the host's op for two streams, VLLM_LORA_ENABLE_DUAL_STREAM: shrink beside the base product."""
+        rows = x.flatten(0, -2)
+        output, _ = maybe_execute_in_parallel(
+            lambda: self._get_quant_method().apply(self.base_layer, x, bias),
+            lambda: shrink(rows, self.handle),
+            *self._events,
+            self._lora_stream,
+        )
+        expand(output.flatten(0, -2), rows, self.handle)
+        return cast(torch.Tensor, output)
 
 
 class ArenaColumnParallelLinear(_ArenaLinear, ColumnParallelLinearWithLoRA):  # type: ignore[misc]
@@ -187,6 +204,8 @@ def _wrap_linear(name: str, base: LinearBase, packed: list[str]) -> Wrapped | No
         columns = (base.input_size, (0, base.input_size))
     else:
         return None
+    # The host's op for two streams reads its output's width off this.
+    module.output_slices = tuple(stop - start for _, (start, stop) in outputs)
     names = _slice_names(name, packed, len(outputs))
     slices = tuple(
         Slice(slice_name, columns[0], size, columns[1], shard)
