@@ -65,6 +65,7 @@ class Catalog:
         self.events = EventLog()
         folders = folders or AdapterFolders(root, layout, taken=taken, max_bytes=max_bytes)
         folders = HubFolders(folders, root, taken=taken, allow=hub_allow, max_bytes=max_bytes, clock=clock)
+        self._folders = folders
         self._state = State(root)
         self._ledger = Ledger(self._state, self.events, now)
         self._digests = Digests(folders)
@@ -142,6 +143,10 @@ class Catalog:
     def due(self) -> set[str]:
         """Names of the folders that are quiet and were not examined yet: the next `scan` does."""
         return self._scanner.due()
+
+    def reachable(self) -> bool:
+        """Whether the directory is there, and not an empty one in place of a mount."""
+        return self._folders.reachable()
 
     def path_of(self, name: str) -> Path:
         """The folder of an adapter; the name must come from this catalog."""

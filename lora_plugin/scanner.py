@@ -64,8 +64,10 @@ class Scanner:
     def scan(self, names: Iterable[str] | None) -> float | None:
         """See `Catalog.scan`."""
         with self._scanning:
-            self._follow_operator()
             wanted = self._wanted(names)
+            if self._folders.reachable():
+                # The state file goes and comes back with its directory.
+                self._follow_operator()
             updates = [update for name in wanted or () if (update := self._look(name))]
             self._scanned |= names is None and wanted is not None
         self._deliver()
@@ -144,6 +146,7 @@ class Scanner:
         elif isinstance(outcome, AdapterIncomplete):
             track.look_at = None
             self._ledger.incomplete(track, outcome.reason)
+            _try_again(track, outcome.reason)
         return None
 
     def _accept(self, track: Track, content: Content) -> _Update | None:
@@ -161,9 +164,7 @@ class Scanner:
             return
         track.look_at = None
         self._ledger.refuse(track, reason)
-        if reason.code is Code.UNREADABLE:
-            # May pass without any change to see: every rescan tries again.
-            track.stamp = ""
+        _try_again(track, reason)
 
     def _update(self, update: _Update) -> None:
         track, content = update.track, update.content
@@ -202,6 +203,12 @@ class Scanner:
         with self._ledger.writing():
             waits = [track.wait(now) for track in self._ledger.tracks.values()]
         return min((max(wait, _SOON) for wait in waits if wait is not None), default=None)
+
+
+def _try_again(track: Track, reason: Reason) -> None:
+    if reason.code is Code.UNREADABLE:
+        # May pass without any change to see: every rescan looks again.
+        track.stamp = ""
 
 
 def _unexpected(name: str, error: Exception) -> AdapterRejected:

@@ -78,7 +78,12 @@ class Service:
         self._engines = engines
         self._hooks = hooks
         self._catalog = Catalog.from_settings(settings, layout, {*base_models, BASE})
-        self._files = RoutingFiles(settings.adapter_dir, base_models, settle_seconds=settings.settle_seconds)
+        self._files = RoutingFiles(
+            settings.adapter_dir,
+            base_models,
+            settle_seconds=settings.settle_seconds,
+            reachable=self._catalog.reachable,
+        )
         self._watcher = Watcher(self._catalog, settings, look=self._look_at_files)
         self._leases = Leases(engines)
         self._readiness = Readiness(self._catalog, engines, settings, self._leases.ended)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lora_plugin.adapter.files import open_plain
+from lora_plugin.own_folder import FOLDER, find_own_folder, locked, replace_file
+
 logger = logging.getLogger("lora_plugin")
 
-FOLDER = ".lora_plugin"
 _MAX_BYTES = 4 << 20
 
 
@@ -62,12 +61,14 @@ class State:
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._path = root / FOLDER / "state.json"
         self._lock = threading.RLock()
         self._decisions = Decisions()
         self._stamp: tuple[int, ...] | None = None
         self._unreported: set[str] = set()
         self._memory_only = False
+        self._unreadable = False
 
     @property
     def unloaded(self) -> Mapping[str, str]:
@@ -78,14 +79,21 @@ class State:
         return self._decisions.pinned
 
     def reload(self) -> set[str]:
-        """Reads the file if it changed; returns the names about which something else is decided now."""
+        """Reads the file if it changed; returns the names about which something else is decided now.
+
+        Where it cannot be read, what is decided stays; the next call tries again.
+        """
         with self._lock:
             if self._memory_only:
                 return set()
-            stamp = self._stat()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._take(self._read())
+            try:
+                stamp = self._stat()
+                if stamp != self._stamp:
+                    self._take(self._read())
+                    self._stamp = stamp
+                self._unreadable = False
+            except OSError as error:
+                self._say_unreadable(error)
             changed, self._unreported = self._unreported, set()
             return changed
 
@@ -109,13 +117,12 @@ class State:
     def _change(self, change: Callable[[Decisions], Decisions]) -> None:
         with self._lock:
             try:
-                self._path.parent.mkdir(exist_ok=True)
-                with self._exclusive():
+                with locked(self._root, "lock"):
                     # Other servers may have written since; nothing decided here alone may be lost either.
                     if not self._memory_only:
                         self._take(self._read())
                     self._decisions = change(self._decisions)
-                    self._write(self._decisions)
+                    replace_file(self._root, self._path, self._decisions.dump())
                 self._memory_only = False
             except OSError as error:
                 self._decisions = change(self._decisions)
@@ -125,35 +132,35 @@ class State:
         self._unreported |= self._decisions.differing(decisions)
         self._decisions = decisions
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with (self._path.parent / "lock").open("a") as lock:
-            # Some network file systems have no locks: the replace below is atomic all the same.
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def _write(self, decisions: Decisions) -> None:
-        draft = self._path.with_name(f"state.json.{os.getpid()}.tmp")
-        draft.write_bytes(decisions.dump())
-        draft.replace(self._path)
-
     def _read(self) -> Decisions:
         try:
-            with self._path.open("rb") as file:
-                return Decisions.parse(file.read(_MAX_BYTES))
-        except FileNotFoundError:
+            # Neither a link is followed, nor a pipe waited for.
+            path = find_own_folder(self._root) / self._path.name
+            with open_plain(path) as file:
+                data = file.read(_MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
             return Decisions()
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        try:
+            return Decisions.parse(data)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("The state file %s/state.json counts as empty: %s", FOLDER, error)
             return Decisions()
 
     def _stat(self) -> tuple[int, ...] | None:
         try:
-            stat = self._path.stat()
-        except OSError:
+            stat = self._path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+    def _say_unreadable(self, error: OSError) -> None:
+        if not self._unreadable:
+            self._unreadable = True
+            logger.warning(
+                "The state file %s/state.json cannot be read (%s): what the operator decided stays as it is",
+                FOLDER,
+                error.strerror,
+            )
 
     def _say_memory_only(self, error: OSError) -> None:
         if not self._memory_only:

@@ -78,6 +78,12 @@ def reasons(name: str, path: Path) -> Iterator[None]:
         raise AdapterIncomplete(Code.UNREADABLE, f"{name} cannot be read", found=error.strerror) from None
 
 
+def open_plain(path: Path) -> FileIO:
+    """Open for reading what is no link, and no folder; a pipe is not waited for. Raises OSError."""
+    # By an opener, the file is the descriptor's owner from the start: a folder's is closed, too.
+    return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+
+
 def open_stamped(stamp: FileStamp) -> FileIO:
     """Open a file that must still be the one that was seen.
 
@@ -86,9 +92,8 @@ def open_stamped(stamp: FileStamp) -> FileIO:
         AdapterIncomplete: CHANGED, if it is another file or has other times or another size by now.
     """
     with reasons(stamp.name, stamp.path):
-        # The path is real: a link in its place is new. Not blocking, should it have become a pipe.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        file = FileIO(os.open(stamp.path, flags))
+        # The path is real: a link in its place is new.
+        file = open_plain(stamp.path)
     if FileStamp.of(stamp.name, stamp.path, os.fstat(file.fileno())) != stamp:
         file.close()
         raise AdapterIncomplete(Code.CHANGED, f"{stamp.name} changed while it was read")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lora_plugin.adapter.files import open_plain
 from lora_plugin.hub.reference import HubReference
 
 FILE: Final = ".lora_plugin_origin.json"
@@ -41,7 +40,7 @@ class Origin(BaseModel):
             return None
         try:
             # Nothing outside the directory is opened, nor waited for.
-            with FileIO(os.open(folder / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            with open_plain(folder / FILE) as file:
                 return cls.model_validate_json(file.read(_MAX_BYTES))
         except (OSError, ValidationError):
             return None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from lora_plugin.hub.origin import FILE, Origin
 from lora_plugin.hub.reference import HubReference, read_reference
 from lora_plugin.hub.source import HubSource
-from lora_plugin.state import FOLDER
+from lora_plugin.own_folder import locked, make_own_folder
+
+_LOCK: Final = "hub.lock"
 
 
 def bring(root: Path, name: str, reference: HubReference, max_bytes: int) -> None:
@@ -27,10 +27,10 @@ def bring(root: Path, name: str, reference: HubReference, max_bytes: int) -> Non
         OSError: the directory cannot be written.
     """
     draft = _incoming(root, name)
-    draft.mkdir(parents=True)
+    draft.mkdir()
     try:
         HubSource(reference, max_bytes, by_file=True).fetch(draft)
-        with _exclusive(root):
+        with locked(root, _LOCK):
             if read_reference(root, name) == reference and wants(root / name, reference):
                 _put(draft, root / name)
     finally:
@@ -48,12 +48,11 @@ def wants(folder: Path, reference: HubReference) -> bool:
 def take_away(root: Path, name: str) -> None:
     """Removes a folder that was fetched for a `.hub.yaml`; leaves any other."""
     folder = root / name
-    with _exclusive(root):
+    with locked(root, _LOCK):
         origin = Origin.of(folder)
         if origin is None or not origin.by_file or folder.is_symlink():
             return
         gone = _incoming(root, name)
-        gone.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -71,14 +70,4 @@ def _put(draft: Path, folder: Path) -> None:
 
 
 def _incoming(root: Path, name: str) -> Path:
-    return root / FOLDER / "incoming" / f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-
-
-@contextlib.contextmanager
-def _exclusive(root: Path) -> Iterator[None]:
-    """Against the other servers of the directory."""
-    with (root / FOLDER / "hub.lock").open("a") as lock:
-        # Some network file systems have no locks; each step is a rename, and half an update is done again.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return make_own_folder(root, "incoming") / f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from lora_plugin.adapter.files import FileStamp, read_small, reasons
 from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.own_folder import replace_file
 from lora_plugin.routing.strict_yaml import read_yaml
-from lora_plugin.state import FOLDER
 
 SUFFIX: Final = ".hub.yaml"
 _SLASH: Final = "--"
@@ -144,10 +144,7 @@ def read_reference(root: Path, name: str) -> HubReference | None:
 
 def write_reference(root: Path, name: str, reference: HubReference) -> None:
     """Puts an adapter's `.hub.yaml` into the directory, or replaces it. Raises OSError."""
-    draft = root / FOLDER / f"{name}{SUFFIX}.{os.getpid()}.tmp"
-    draft.parent.mkdir(exist_ok=True)
-    draft.write_bytes(reference.dump())
-    draft.replace(root / f"{name}{SUFFIX}")
+    replace_file(root, root / f"{name}{SUFFIX}", reference.dump())
 
 
 def _invalid(message: str, expected: str) -> AdapterRejected:

@@ -21,6 +21,7 @@ class RoutingFiles:
         root: the watched directory.
         base_models: names that the base model is served under.
         settle_seconds: quiet time before a changed file is read.
+        reachable: whether the directory is there, by what is known of its adapters.
         clock: monotonic seconds.
     """
 
@@ -30,8 +31,10 @@ class RoutingFiles:
         base_models: Collection[str],
         *,
         settle_seconds: float,
+        reachable: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._reachable = reachable
         self.aliases: KeptFile[Mapping[str, Alias]] = KeptFile(
             root / aliases.FILE,
             partial(aliases.parse_aliases, base_models=base_models),
@@ -57,6 +60,8 @@ class RoutingFiles:
         return {*self.aliases.value, *self.compositions.value}
 
     def look(self, *, at_once: bool = False) -> float | None:
-        """See `KeptFile.look`."""
+        """See `KeptFile.look`. A directory that is away, or unmounted, takes no file with it."""
+        if not self._reachable():
+            return None
         waits = [file.look(at_once=at_once) for file in self.all]
         return min((wait for wait in waits if wait is not None), default=None)

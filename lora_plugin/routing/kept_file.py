@@ -10,6 +10,7 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from lora_plugin.adapter.files import open_plain
 from lora_plugin.errors import Code, Reason
 from lora_plugin.routing.strict_yaml import MAX_BYTES, read_yaml
 
@@ -107,16 +108,17 @@ class KeptFile(Generic[T]):
             logger.info("%s: %d entries", self.name, len(value))
 
     def _read(self, stamp: tuple[int, ...]) -> bytes:
-        # Without O_NONBLOCK a pipe of that name would be waited for.
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
+        real = Path(os.path.realpath(self._path, strict=True))
+        if not real.is_relative_to(os.path.realpath(self._path.parent)):
+            raise ValueError("it is a link that leads out of the adapter directory")
+        with open_plain(real) as file:
+            found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError("it is not a file")
             if found.st_size > MAX_BYTES:
                 raise ValueError(f"it has {found.st_size} bytes, more than {MAX_BYTES}")
             data = file.read(MAX_BYTES + 1)
-            if _stamp(os.fstat(descriptor)) != stamp or len(data) != found.st_size:
+            if _stamp(os.fstat(file.fileno())) != stamp or len(data) != found.st_size:
                 # It is being written: looked at again with the next change, or rescan.
                 self._taken = ()
                 raise ValueError("it changed while it was read")

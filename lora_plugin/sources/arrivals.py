@@ -21,8 +21,8 @@ from lora_plugin.errors import (
 )
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.reference import SUFFIX, HubReference, is_repo, read_reference, write_reference
+from lora_plugin.own_folder import FOLDER
 from lora_plugin.settings import Settings
-from lora_plugin.state import FOLDER
 
 _LOOK_SECONDS = 0.05
 _SETTLING_SECONDS = 1.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lora_plugin.adapter.names import check_name
 from lora_plugin.errors import AdapterRejected, Code, Unavailable
-from lora_plugin.state import FOLDER
+from lora_plugin.own_folder import find_own_folder, make_own_folder
 
 logger = logging.getLogger("lora_plugin")
 
@@ -35,7 +35,6 @@ class Incoming:
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root = root
-        self._folder = root / FOLDER / "incoming"
         self._max_bytes = max_bytes
 
     def receive(self, name: str, fetch: Callable[[Path], None]) -> int:
@@ -56,10 +55,10 @@ class Incoming:
                 cannot be written.
         """
         check_name(name, ())
-        folder = self._folder / f"{name}.{os.getpid()}.{secrets.token_hex(4)}"
+        with _writing():
+            folder = make_own_folder(self._root, "incoming") / f"{name}.{os.getpid()}.{secrets.token_hex(4)}"
+            folder.mkdir()
         try:
-            with _writing():
-                folder.mkdir(parents=True)
             with _SizeLimit(folder, self._max_bytes) as limit:
                 try:
                     fetch(folder)
@@ -76,7 +75,11 @@ class Incoming:
 
     def clean(self) -> None:
         """Removes what a server that ended left behind: folders in which nothing was written for an hour."""
-        for folder in _entries(self._folder):
+        try:
+            incoming = find_own_folder(self._root, "incoming")
+        except OSError:
+            return
+        for folder in _entries(incoming):
             if time.time() - _last_write(folder) > _ABANDONED_SECONDS:
                 logger.info("removing %s, which a server left behind", folder)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,7 @@ from lora_plugin.adapter.digest import adapter_id
 from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
 from lora_plugin.folders import AdapterFolders
-from lora_plugin.state import FOLDER
+from lora_plugin.own_folder import FOLDER
 
 
 def test_listed_once_it_is_whole_and_quiet(bench: Bench) -> None:
@@ -248,6 +248,26 @@ def test_the_directory_gone_is_no_deletion(bench: Bench, caplog: pytest.LogCaptu
     assert bench.kinds("a") == ["discovered", "listed"]
 
 
+def test_what_was_decided_stays_while_the_directory_is_gone(bench: Bench) -> None:
+    for name in "ab":
+        write_adapter(bench.root / name)
+    bench.settle()
+    bench.catalog.unload("a")
+    bench.catalog.pin("b")
+    bench.catalog.scan()
+    away = bench.root.with_name("away")
+    bench.root.rename(away)
+    for _ in range(2):
+        bench.catalog.scan()
+        assert bench.state("a") == "unloaded"
+        assert [adapter.pinned for adapter in bench.catalog.list()] == [False, True]
+        if away.exists():
+            away.rename(bench.root)
+    (bench.root / FOLDER / "state.json").unlink()
+    bench.catalog.scan()
+    assert bench.state("a") == "listed"
+
+
 def test_an_unmounted_directory_is_no_deletion(tmp_path: Path) -> None:
     """What is left of a mount is an empty directory on another device."""
     folders = AdapterFolders(tmp_path, LAYOUT, taken=(), max_bytes=1)
@@ -463,6 +483,28 @@ def test_the_disk_does_not_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     assert bench.state("a") == "listed"
     bench.settle()
     assert bench.kinds("a") == ["discovered", "listed"]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_file_that_could_not_be_read_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """Without descriptors, or with a disk that fails: nothing will change when that has passed."""
+    if served:
+        write_adapter(bench.root / "a", seed=1)
+        bench.settle()
+        bench.catalog.version_of("a")
+    write_adapter(bench.root / "a", seed=2, rank=8)
+
+    def fail(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("lora_plugin.adapter.files.open_plain", fail)
+        bench.settle()
+    assert bench.state("a") == ("listed" if served else "settling")
+    bench.settle()
+    assert bench.catalog.find("a").rank == 8
 
 
 def test_changed_during_the_check(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
-from lora_plugin.state import FOLDER, State
+from lora_plugin.own_folder import FOLDER
+from lora_plugin.state import State
 
 
 def content(root: Path) -> dict[str, object]:
@@ -76,3 +78,31 @@ def test_without_a_writable_directory(tmp_path: Path, caplog: pytest.LogCaptureF
     (tmp_path / FOLDER).unlink()
     state.pin("c")
     assert content(tmp_path) == {"pinned": ["a", "c"], "unloaded": {"b": "f1"}}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    os.mkfifo(tmp_path / FOLDER / "state.json")
+    state = State(tmp_path)
+    assert state.reload() == set()
+    state.pin("a")
+    assert content(tmp_path)["pinned"] == ["a"]
+
+
+def test_what_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = State(tmp_path)
+    state.unload("a", "f1")
+    state.reload()
+    file = tmp_path / FOLDER / "state.json"
+    file.rename(file.with_name("away"))
+    # A folder in the file's place refuses root as well.
+    file.mkdir()
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
+    with caplog.at_level(logging.WARNING, "lora_plugin"):
+        assert [state.reload(), state.reload()] == [set(), set()]
+    assert (dict(state.unloaded), len(caplog.records)) == ({"a": "f1"}, 1)
+    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
+    file.rmdir()
+    file.with_name("away").rename(file)
+    assert state.reload() == set()
+    assert dict(state.unloaded) == {"a": "f1"}

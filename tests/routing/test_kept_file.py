@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lora_plugin.errors import Code
+from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.routing.kept_file import KeptFile
 
 SETTLE = 0.2
@@ -101,3 +102,46 @@ def test_what_is_no_file_is_not_opened(kept: KeptFile[dict[str, Any]], clock: Cl
     settle(kept, clock)
     assert kept.reason is not None
     assert "not a file" in kept.reason.message
+
+
+def test_a_folder_in_its_place_costs_no_descriptor(
+    kept: KeptFile[dict[str, Any]], clock: Clock, tmp_path: Path
+) -> None:
+    (tmp_path / "names.yaml").mkdir()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    settle(kept, clock)
+    assert kept.reason is not None
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_a_link_stays_in_the_directory(tmp_path: Path, clock: Clock) -> None:
+    """As a Kubernetes volume has them; one that leads out would show another's file as names."""
+    root = tmp_path / "root"
+    (root / "..data").mkdir(parents=True)
+    kept = KeptFile(root / "names.yaml", parse, {}, settle_seconds=SETTLE, clock=clock)
+    (root / "..data" / "names.yaml").write_text("a: 1")
+    (root / "names.yaml").symlink_to("..data/names.yaml")
+    settle(kept, clock)
+    assert kept.value == {"a": 1}
+    (tmp_path / "secret.yaml").write_text("password: hidden")
+    (root / "names.yaml").unlink()
+    (root / "names.yaml").symlink_to("../secret.yaml")
+    settle(kept, clock)
+    assert kept.value == {"a": 1}
+    assert kept.reason is not None
+    assert "leads out" in kept.reason.message
+
+
+def test_an_unmounted_directory_takes_no_names_with_it(tmp_path: Path, clock: Clock) -> None:
+    """What is left of a mount is an empty directory; the catalog knows."""
+    there = True
+    files = RoutingFiles(tmp_path, (), settle_seconds=0, reachable=lambda: there, clock=clock)
+    (tmp_path / "aliases.yaml").write_text("prod: sql")
+    files.look()
+    (tmp_path / "aliases.yaml").unlink()
+    there = False
+    files.look()
+    assert files.names == {"prod"}
+    there = True
+    files.look()
+    assert files.names == set()
