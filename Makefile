@@ -43,6 +43,7 @@ soak: setup
 
 bench: model
 	$(BIN)/python benchmarks/cpu_serving.py --model $(MODEL) --json .cache/cpu_serving.json
+	$(BIN)/python benchmarks/gaps.py --model $(MODEL) --json .cache/gaps.json
 
 # The same loads on a random model of hidden 2048: a layer's adapters are a smaller part of it.
 bench-2048: setup

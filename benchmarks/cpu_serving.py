@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from loads import LOADS, MIXED, RANKS, Client, load_of
+from loads import LOADS, RANKS, Client, load_of
 from random_adapter import write_adapter
 from servers import BenchServer
 
@@ -43,35 +43,6 @@ async def measure(
                 if number:
                     results[server.name][name].append(rate)
     return results
-
-
-async def longest_gaps(
-    server: BenchServer, model: Path, directory: Path, scratch: Path, client: Client
-) -> dict[str, float]:
-    """The longest gap of four streams, in milliseconds: quiet, and while new adapters are loaded.
-
-    Six short requests arrive meanwhile in both cases, so that their prefills are in both; when loading, each
-    is the first one of an adapter of rank 64 that was dropped a moment before.
-    """
-
-    async def streams(drop: Sequence[Path]) -> float:
-        running = asyncio.gather(*(client.gaps(server, m, 160) for m in MIXED))
-        for i in range(6):
-            await asyncio.sleep(0.5)
-            name = "base"
-            if drop:
-                name = drop[i].name
-                drop[i].rename(directory / name)
-                await client.listed(server, name)
-            await client.complete(server, name, 4, 2)
-        return max(max(gaps) for gaps in await running) * 1e3
-
-    quiet, loading = [], []
-    for turn in range(3):
-        new = [write_adapter(model, scratch / f"n{turn}{i}", 64, seed=9 * turn + i) for i in range(6)]
-        quiet.append(await streams([]))
-        loading.append(await streams(new))
-    return {"quiet": statistics.median(quiet), "loading": statistics.median(loading)}
 
 
 def summarise(results: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -133,16 +104,10 @@ async def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         ) as session:
             client = Client(session, vocabulary_of(arguments.model))
             results = await measure(servers, arguments.loads, arguments.rounds, client)
-            servers[1].thaw()
-            gaps = {}
-            if arguments.gaps:
-                gaps = await longest_gaps(
-                    servers[1], arguments.model, work / "adapters", work / "new", client
-                )
     finally:
         for server in servers:
             server.stop()
-    return {"ratios": summarise(results), "rounds": results, "longest_gap_ms": gaps}
+    return {"ratios": summarise(results), "rounds": results}
 
 
 def main() -> None:
@@ -150,9 +115,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--loads", nargs="+", default=LOADS, choices=LOADS)
-    parser.add_argument(
-        "--gaps", action=argparse.BooleanOptionalAction, default=True, help="while adapters load"
-    )
     parser.add_argument("--no-host", action="store_true", help="leave out the host's own LoRA")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
@@ -160,8 +122,6 @@ def main() -> None:
         result = asyncio.run(run(arguments, Path(work)))
     result |= {"date": date.today().isoformat(), "machine": f"{platform.machine()}, {arguments.model.name}"}
     print(table(result["ratios"]))
-    if gaps := result["longest_gap_ms"]:
-        print(f"longest gap between tokens: {gaps['quiet']:.0f} ms quiet, {gaps['loading']:.0f} ms loading")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1))

@@ -51,18 +51,20 @@ def entrants(names: Sequence[str], case: Case, layers: list[list[Weights]]) -> d
 
 def microseconds(call: Callable[[], object], repeats: int) -> float:
     """Of one call, on the device."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cuda: Any = torch.cuda
+    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(repeats):
         call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / repeats
+    return float(begin.elapsed_time(end)) * 1e3 / repeats
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a graph; runs it on the graph's stream first: SGLang keeps scratch and routes by stream."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    cuda: Any = torch.cuda
+    graph, stream = torch.cuda.CUDAGraph(), cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 from servers import BenchServer
 
 RANKS = {"r8": 8, "r16": 16, "r32": 32} | {f"a{i}": (8, 16, 32)[i % 3] for i in range(13)}
@@ -42,6 +43,13 @@ class Client:
         async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
             times = [time.perf_counter() async for line in answer.content if line.startswith(b"data: {")]
         return [b - a for a, b in itertools.pairwise(times[4:])]
+
+    async def counter(self, server: BenchServer, name: str, **labels: str) -> float:
+        """A sample of /metrics; 0 where it is not exported yet."""
+        async with self._session.get(f"{server.url}/metrics") as answer:
+            families = text_string_to_metric_families(await answer.text())
+            samples = [s for family in families for s in family.samples if s.name == name]
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
     async def listed(self, server: BenchServer, name: str) -> None:
         """Wait until /v1/models names it."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -122,7 +122,8 @@ def main() -> None:
     worst = max(cost.step_us for cost in costs if cost.kernels == "triton")
     print(f"device tiles: {worst:.0f} us at most, the bar is {BAR_US:.0f}")
     if options.json:
-        result = {"date": date.today().isoformat(), "machine": platform.processor() or platform.machine()}
+        result: dict[str, Any] = {"date": date.today().isoformat()}
+        result |= {"machine": platform.processor() or platform.machine()}
         result |= {"device": str(options.device), "bar_us": BAR_US, "costs": [c._asdict() for c in costs]}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

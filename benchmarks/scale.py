@@ -180,6 +180,11 @@ async def rescan(service: Service, loop: Loop, figures: dict[str, float]) -> Non
     figures["rescan loop"] = loop.take()
 
 
+def delete_all(root: Path) -> None:
+    for folder in root.glob("adapter-*"):
+        shutil.rmtree(folder)
+
+
 async def drop(source: Path, root: Path, count: int, loop: Loop, figures: dict[str, float]) -> None:
     root.mkdir()
     service = make_service(Settings(adapter_dir=root, admin_port=0))
@@ -190,8 +195,7 @@ async def drop(source: Path, root: Path, count: int, loop: Loop, figures: dict[s
         await asyncio.gather(writing, until(lambda: len(service.names()) == count))
     figures["drop loop"] = loop.take()
     with timed(figures, "delete"):
-        deleting = asyncio.to_thread(lambda: [shutil.rmtree(path) for path in root.glob("adapter-*")])
-        await asyncio.gather(deleting, until(lambda: not service.names()))
+        await asyncio.gather(asyncio.to_thread(delete_all, root), until(lambda: not service.names()))
     figures["delete loop"] = loop.take()
     service.stop()
 

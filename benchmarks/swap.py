@@ -184,7 +184,8 @@ def main() -> None:
         ]
     print(table(results))
     if options.json:
-        result = {"date": date.today().isoformat(), "machine": platform.processor() or platform.machine()}
+        result: dict[str, Any] = {"date": date.today().isoformat()}
+        result |= {"machine": platform.processor() or platform.machine()}
         result |= {"device": str(options.device), "results": results}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
