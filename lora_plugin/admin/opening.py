@@ -14,7 +14,7 @@ from lora_plugin.admin.bridge import LoopBridge
 from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.operations import Operations
 from lora_plugin.admin.server import AdminServer
-from lora_plugin.admin.tls import server_context
+from lora_plugin.admin.tls import configured
 from lora_plugin.events import EventLog
 from lora_plugin.metrics import Metrics
 from lora_plugin.settings import Settings, is_loopback
@@ -36,7 +36,7 @@ def open_admin(
     Raises SettingsError when the certificate cannot be used. A taken port is only warned of.
     """
     bridge = LoopBridge(operations, loop)
-    tls = server_context(settings.admin_tls_cert, settings.admin_tls_key) if settings.admin_tls_cert else None
+    tls = configured(settings)
     server = AdminServer(
         lambda: create_app(
             bridge,

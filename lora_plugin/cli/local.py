@@ -39,11 +39,15 @@ def _config(args: Namespace) -> None:
 
 
 def _serve(args: Namespace) -> None:
+    from lora_plugin.admin import tls
     from lora_plugin.settings import load_settings
 
     environ = {**os.environ, **({_DIRECTORY: args.adapters} if args.adapters else {})}
-    if load_settings(environ) is None:
+    settings = load_settings(environ)
+    if settings is None:
         wrong_usage(args, f"which adapters? --adapters DIR or {_DIRECTORY}, and no LORA_PLUGIN_ENABLED=0")
+    if "--headless" not in args.rest:
+        tls.configured(settings)
     host = _host_command(args)
     # The host takes this process's place, so that signals and the exit code are its own.
     os.execve(host, [host, "serve", *args.rest], environ)  # noqa: S606

@@ -229,6 +229,17 @@ def test_a_certificate_that_cannot_be_used_refuses_the_start(
     for broken in ((tmp_path / "none.pem", None), (cert, None), (cert, cert), (key, key)):
         with pytest.raises(SettingsError, match="LORA_PLUGIN_ADMIN_TLS_CERT"):
             server_context(*broken)
+    with pytest.raises(SettingsError, match=r"none\.pem: No such file"):
+        server_context(cert, tmp_path / "none.pem")
+    with pytest.raises(SettingsError, match="key values mismatch"):
+        server_context(cert, _other_key(tmp_path))
+
+
+def _other_key(folder: Path) -> Path:
+    path = folder / "other.pem"
+    command = f"openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out {path}"
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
+    return path
 
 
 async def test_the_audit_line_says_who(locked: TestClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,14 @@ def _serve(host: Path, *arguments: str, **variables: str) -> subprocess.Complete
     )
 
 
+def test_serve_refuses_a_certificate_that_cannot_be_used(host: Path, tmp_path: Path) -> None:
+    result = _serve(
+        host, "--adapters", str(tmp_path), "some/model", LORA_PLUGIN_ADMIN_TLS_CERT=str(tmp_path / "none.pem")
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "none.pem: No such file" in result.stderr
+
+
 def test_serve_hands_over_to_the_host(host: Path, tmp_path: Path) -> None:
     flags = ["org/model", "--port", "8001", "--max-loras", "2", "--enforce-eager", "-tp", "1"]
     result = _serve(host, "--adapters", str(tmp_path), *flags)

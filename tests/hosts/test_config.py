@@ -37,3 +37,14 @@ def test_a_plugin_that_does_not_fit_ends_the_start(monkeypatch: pytest.MonkeyPat
     create = config.configure_engine(lambda self: pytest.fail("the start went on"))
     with pytest.raises(SettingsError, match=r"'odd_hooks' does not fit.*'authorize'.*'path'"):
         create(EngineArgs(model="none", enable_lora=True))
+
+
+def test_a_certificate_that_cannot_be_used_ends_the_start_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LORA_PLUGIN_ADAPTER_DIR", str(tmp_path / "adapters"))
+    monkeypatch.setenv("LORA_PLUGIN_ADMIN_TLS_CERT", str(tmp_path / "none.pem"))
+    config.process_hooks.cache_clear()
+    create = config.configure_engine(lambda self: pytest.fail("the start went on"))
+    with pytest.raises(SettingsError, match=r"none\.pem: No such file"):
+        create(EngineArgs(model="none", enable_lora=True))

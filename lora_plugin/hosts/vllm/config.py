@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lora_plugin
+from lora_plugin.admin import tls
 from lora_plugin.errors import Code, HostIncompatible, SettingsError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hooks.manager import HookManager
@@ -98,6 +99,8 @@ def configure_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         _refuse_contradictions(self)
         process_hooks()
+        if not kwargs.get("headless"):  # a node without API servers has no admin endpoint
+            tls.configured(settings)
         self.enable_lora = True
         self.additional_config = {**self.additional_config, KEY: {"version": lora_plugin.__version__}}
         if self.max_cpu_loras is not None:
