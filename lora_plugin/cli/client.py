@@ -133,9 +133,9 @@ class AdminClient:
                 ) from None
             raise Refused(problem) from None
         except URLError as error:
-            raise Unreachable(f"no answer from {self._url}: {error.reason}") from None
+            raise Unreachable(f"no answer from {self._url}: {_words(error.reason)}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"no answer from {self._url}: {error or type(error).__name__}") from None
+            raise Unreachable(f"no answer from {self._url}: {_words(error)}") from None
 
     def _decoded(self, body: bytes | str) -> dict[str, Any]:
         try:
@@ -145,6 +145,17 @@ class AdminClient:
         if not isinstance(decoded, dict):
             raise Unreachable(f"{self._url} does not answer as an admin endpoint does")
         return decoded
+
+
+def _words(reason: object) -> str:
+    """Why there is no answer, as the system says it, without numbers."""
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({reason.verify_message})"
+    if isinstance(reason, ssl.SSLError):
+        return "it does not speak https"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return str(reason) or type(reason).__name__
 
 
 def _trust(certificate: str | None) -> ssl.SSLContext:

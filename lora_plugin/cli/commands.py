@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -13,6 +13,12 @@ from lora_plugin.cli import doctor, live, local, offline, remote
 from lora_plugin.cli.client import Refused, Unreachable
 from lora_plugin.cli.output import Declined, complain, refusal, wrong_usage
 from lora_plugin.errors import LoraPluginError
+
+_EPILOG = """\
+The server is asked at http://127.0.0.1:8765, or where LORA_PLUGIN_ADMIN_HOST, LORA_PLUGIN_ADMIN_PORT and
+LORA_PLUGIN_ADMIN_TLS_CERT say, or --admin; the token is read from LORA_PLUGIN_ADMIN_TOKEN.
+exit codes: 0 done; 1 refused, or doctor found a problem; 2 wrong usage; 3 no answer from the server
+"""
 
 GROUPS = (remote, doctor, live, local, offline)
 
@@ -66,7 +72,12 @@ def _parsed(argv: Sequence[str] | None) -> Namespace:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser("lora-plugin", description="See and steer the adapters of a server.")
+    parser = ArgumentParser(
+        "lora-plugin",
+        description="See and steer the adapters of a server.",
+        epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"lora-plugin {lora_plugin.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_plugin.cli import human
+from lora_plugin.cli.client import Unreachable
 from lora_plugin.cli.output import show
 from lora_plugin.cli.remote import Fill, asks, client_of
+from lora_plugin.cli.surroundings import finding, surroundings
 
 Finding = Mapping[str, str]
 
@@ -18,23 +21,38 @@ class Unwell(Exception):
 
 
 def _doctor(args: Namespace) -> None:
-    client = client_of(args)
     if args.name is None:
-        found = list(general(client.adapters(), client.routing(), client.pool()))
+        found = _of_the_server(args)
         data: Any = found
     else:
-        data = client.explain(args.name)
-        found = [{"about": finding["question"], **finding} for finding in data["findings"]]
-    show(args, data, lambda _: render(found), [f["about"] for f in found if f["level"] == "problem"])
-    if any(finding["level"] == "problem" for finding in found):
+        data = client_of(args).explain(args.name)
+        found = [{"about": each["question"], **each} for each in data["findings"]]
+    show(args, data, lambda _: render(found), _problems(found))
+    if _problems(found):
         raise Unwell
+
+
+def _of_the_server(args: Namespace) -> list[Finding]:
+    """What its endpoint tells; where none answers, what this machine tells is shown first."""
+    try:
+        client = client_of(args)
+        return list(general(client.adapters(), client.routing(), client.pool()))
+    except Unreachable:
+        if args.admin is None:  # else it may be another machine's
+            here = surroundings(os.environ)
+            show(args, here, render, _problems(here))
+        raise
+
+
+def _problems(found: Iterable[Finding]) -> list[str]:
+    return [each["about"] for each in found if each["level"] == "problem"]
 
 
 def render(found: Sequence[Finding]) -> str:
     """One line per finding, the worst first."""
     order = ("problem", "note", "ok")
-    lines = sorted(found, key=lambda finding: order.index(finding["level"]))
-    rows = [(finding["level"].upper(), finding["about"], finding["text"]) for finding in lines]
+    lines = sorted(found, key=lambda each: order.index(each["level"]))
+    rows = [(each["level"].upper(), each["about"], each["text"]) for each in lines]
     return human.table((), rows or [("OK", "server", "nothing is wrong that can be seen from here")])
 
 
@@ -46,10 +64,10 @@ def general(
         if view["state"] in ("rejected", "settling"):
             reason = view["reason"] or {"message": "no reason is known"}
             level = "problem" if view["state"] == "rejected" else "note"
-            yield _finding(level, view["name"], f"{view['state']}: {reason['message']}")
+            yield finding(level, view["name"], f"{view['state']}: {reason['message']}")
     for file in routing["files"]:
         if file["reason"] is not None:
-            yield _finding("problem", file["name"], file["reason"]["message"])
+            yield finding("problem", file["name"], file["reason"]["message"])
     served = {view["name"] for view in adapters if view["state"] == "listed"}
     compositions = routing["compositions"]
     yield from _dead_ends(compositions, "parts", served)
@@ -62,22 +80,18 @@ def _dead_ends(named: Iterable[Mapping[str, Any]], key: str, served: set[str]) -
     for each in named:
         missing = {target["adapter"] for target in each[key] if target["adapter"] is not None} - served
         for name in sorted(missing):
-            yield _finding("problem", each["name"], f"stands for {name}, which is not served")
+            yield finding("problem", each["name"], f"stands for {name}, which is not served")
 
 
 def _engine(about: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
     if engine["waiting_requests"]:
         waited = engine["longest_wait_seconds"]
         text = f"{engine['waiting_requests']} requests wait for room on the device, the oldest {waited:.1f} s"
-        yield _finding("note", about, text)
+        yield finding("note", about, text)
     loads, hits = engine["counters"]["loads"], engine["counters"]["hits"]
     if loads > hits and loads > engine["slabs"]:
         text = f"{loads} loads for {hits} hits: more adapters are in use than fit; raise --max-loras"
-        yield _finding("note", about, text)
-
-
-def _finding(level: str, about: str, text: str) -> Finding:
-    return {"level": level, "about": about, "text": text}
+        yield finding("note", about, text)
 
 
 def _maybe_named(parser: ArgumentParser) -> None:

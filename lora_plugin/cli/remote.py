@@ -52,19 +52,25 @@ def _sure(parser: ArgumentParser) -> None:
 
 
 def _filters(parser: ArgumentParser) -> None:
-    parser.add_argument("--state", help="only adapters in this state")
+    parser.add_argument("--state", help="only discovered, settling, listed, rejected or unloaded ones")
     parser.add_argument("-q", metavar="TEXT", help="only names that contain TEXT")
     parser.add_argument("--sort", choices=("name", "requests", "used", "size"), help="default: name")
 
 
 def _load_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="default: 60")
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="for it to be loaded; default: 60"
+    )
     parser.add_argument("--hub", metavar="ORG/REPO", help="where it comes from, if the server allows it")
     parser.add_argument("--revision", help="branch, tag or commit of --hub")
 
 
 def _unload_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--drain", metavar="SECONDS", help="end what still runs then; abort: at once")
+    parser.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        help="requests that still run then are ended; abort: at once; without it they finish",
+    )
 
 
 def _list(args: Namespace) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +87,46 @@ def test_an_unknown_name_is_refused(url: str) -> None:
     result = run("doctor", "nobody", "--admin", url)
     assert result.returncode == 1
     assert "not-found" in result.stderr
+
+
+@pytest.fixture
+def nobody() -> str:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        return str(gone.getsockname()[1])
+
+
+def test_without_a_server_it_looks_at_what_one_would_start_with(nobody: str, tmp_path: Path) -> None:
+    result = run(
+        "doctor", "--format", "human", LORA_PLUGIN_ADMIN_PORT=nobody, LORA_PLUGIN_ADAPTER_DIR=str(tmp_path)
+    )
+    assert result.returncode == 3
+    assert "Connection refused" in result.stderr
+    assert "Errno" not in result.stderr
+    lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
+    assert [line[:2] for line in lines] == [["OK", "vLLM"], ["OK", "settings"], ["OK", "directory"]]
+    assert lines[0][2].startswith(metadata.version("vllm"))
+    assert str(tmp_path) in lines[2][2]
+
+
+@pytest.mark.parametrize(
+    ("variables", "about", "words"),
+    [
+        ({"VLLM_PLUGINS": "another"}, "VLLM_PLUGINS", "does not name lora_plugin"),
+        ({"LORA_PLUGIN_WATCH": "sometimes"}, "settings", "LORA_PLUGIN_WATCH has a value that does not fit"),
+        ({"LORA_PLUGIN_ADMIN_TLS_CERT": "/none.pem"}, "settings", "/none.pem: No such file"),
+    ],
+)
+def test_without_a_server_it_says_what_would_keep_one_from_serving(
+    nobody: str, tmp_path: Path, variables: dict[str, str], about: str, words: str
+) -> None:
+    given = {"LORA_PLUGIN_ADMIN_PORT": nobody, "LORA_PLUGIN_ADAPTER_DIR": str(tmp_path), **variables}
+    result = run("doctor", "--format", "json", **given)
+    (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
+    assert (result.returncode, problem["about"]) == (3, about)
+    assert words in problem["text"]
+
+
+def test_of_another_machines_server_nothing_is_said_of_this_one(nobody: str) -> None:
+    result = run("doctor", "--admin", f"http://127.0.0.1:{nobody}")
+    assert (result.returncode, result.stdout) == (3, "")

