@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from lora_plugin.events import EventKind, EventLog
 from lora_plugin.folders import Content
 from lora_plugin.state import State
 from lora_plugin.track import Track
+
+logger = logging.getLogger("lora_plugin")
 
 
 class Ledger:
@@ -72,8 +75,9 @@ class Ledger:
         kept = unchanged or (version is not None and version == track.version)
         if not kept:
             track.version = version
-        if not unchanged:
-            track.content = content
+        known = track.content.warnings if track.content else ()
+        odd = [warning for warning in content.warnings if warning not in known]
+        track.content = content
         news = EventKind.UPDATED if track.served else EventKind.LISTED
         quiet = track.served and kept
         track.reason = None
@@ -83,6 +87,8 @@ class Ledger:
         elif not quiet:
             track.listed_at = self._now()
             self._tell(news, track, version=track.digest)
+        elif odd:
+            logger.warning("adapter %r: %s", track.name, "; ".join(odd))
         self.touch(track.name)
 
     def refuse(self, track: Track, reason: Reason, bad: Content | None = None) -> None:

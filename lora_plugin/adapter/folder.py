@@ -31,6 +31,7 @@ class FolderSnapshot:
         weights: the safetensors files, in the order of their names.
         weight_map: tensor name to file name, if there is an index.
         fingerprint: of the stamps of all files that matter; see `fingerprint`.
+        inner: the folders in it that hold an adapter too.
     """
 
     name: str
@@ -38,6 +39,7 @@ class FolderSnapshot:
     weights: tuple[FileStamp, ...]
     weight_map: dict[str, str] | None
     fingerprint: str
+    inner: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +64,7 @@ def snapshot(root: Path, name: str, max_bytes: int, *, trusted: bool = False) ->
     before = folder.fingerprint()
     config = folder.need(CONFIG_FILE, Code.CONFIG_MISSING, folder.deeper)
     weights, weight_map = _weights(folder)
-    seen = FolderSnapshot(name, config, weights, weight_map, before)
+    seen = FolderSnapshot(name, config, weights, weight_map, before, folder.inner())
     if seen.nbytes > max_bytes:
         raise AdapterRejected(
             Code.TOO_LARGE,
@@ -166,12 +168,16 @@ class _Folder:
 
     def deeper(self) -> str | None:
         """A hint if the adapter lies one folder deeper: a named one of PEFT, or a trainer's checkpoint."""
+        names = self.inner()
+        return f"move the adapter up from the folder {show_some(names)}" if names else None
+
+    def inner(self) -> tuple[str, ...]:
+        """The folders in it with a config of their own, sorted; links are not followed."""
         with reasons("the folder", self.path):
             folders = [
                 path for path in sorted(self.path.iterdir()) if not path.is_symlink() and path.is_dir()
             ]
-            names = [path.name for path in folders if (path / CONFIG_FILE).is_file()]
-        return f"move the adapter up from the folder {show_some(names)}" if names else None
+            return tuple(path.name for path in folders if (path / CONFIG_FILE).is_file())
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(str(self.path).encode(errors="surrogateescape"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lora_plugin.adapter.checkpoint import TensorInfo, parse_head, read_head
 from lora_plugin.adapter.config import MAX_CONFIG_BYTES, AdapterConfig
-from lora_plugin.adapter.document import show
+from lora_plugin.adapter.document import show, show_some
 from lora_plugin.adapter.files import FileStamp, open_stamped, read_small
 from lora_plugin.adapter.folder import FolderSnapshot, snapshot
 from lora_plugin.adapter.index import check_index
@@ -55,7 +55,12 @@ class Inspection:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self.plan.warnings
+        """What a person may want to know though it is served."""
+        inner = self.snapshot.inner
+        if not inner:
+            return self.plan.warnings
+        # What `cp -r new sql` and `mv new sql` do where `sql` is there already.
+        return (*self.plan.warnings, f"an adapter in the folder {show_some(inner)} in it is not looked at")
 
 
 def inspect(

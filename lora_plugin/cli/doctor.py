@@ -65,6 +65,8 @@ def general(
             reason = view["reason"] or {"message": "no reason is known"}
             level = "problem" if view["state"] == "rejected" else "note"
             yield finding(level, view["name"], f"{view['state']}: {reason['message']}")
+        for warning in view["warnings"]:
+            yield finding("note", view["name"], warning)
     for file in routing["files"]:
         if file["reason"] is not None:
             yield finding("problem", file["name"], file["reason"]["message"])

@@ -64,6 +64,17 @@ def test_parts_that_have_not_arrived(folder: Path, layout: ModelLayout) -> None:
     assert incomplete(folder, layout) is Code.WEIGHTS_MISSING
 
 
+def test_an_adapter_in_an_adapters_folder_is_warned_of(folder: Path, layout: ModelLayout) -> None:
+    """`cp -r new sql` and `mv new sql`, where `sql` is there already."""
+    before = inspect(folder.parent, folder.name, layout, LIMIT)
+    shutil.copytree(folder, folder / "new")
+    (folder / "runs").mkdir()
+    after = inspect(folder.parent, folder.name, layout, LIMIT)
+    assert before.warnings == ()
+    assert after.warnings == ("an adapter in the folder 'new' in it is not looked at",)
+    assert after.snapshot.fingerprint == before.snapshot.fingerprint
+
+
 def test_shards_that_have_not_arrived(folder: Path, layout: ModelLayout) -> None:
     shard(folder)
     first, second = sorted(folder.glob("*.safetensors"))

@@ -47,6 +47,23 @@ def test_listed_once_it_is_whole_and_quiet(bench: Bench) -> None:
     assert bench.kinds("a") == ["discovered", "listed"]
 
 
+def test_a_new_version_copied_into_the_folder_instead_of_over_it_is_said_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_adapter(bench.root / "a", seed=1)
+    bench.settle()
+    version = bench.catalog.version_of("a")
+    with caplog.at_level(logging.WARNING, logger="lora_plugin"):
+        write_adapter(bench.root / "a" / "a-v2", seed=2)
+        for _ in range(3):
+            bench.settle()
+    said = "an adapter in the folder 'a-v2' in it is not looked at"
+    assert [record.getMessage() for record in caplog.records] == [f"adapter 'a': {said}"]
+    assert bench.catalog.find("a").warnings == (said,)
+    assert bench.catalog.version_of("a") == version
+    assert bench.kinds("a") == ["discovered", "listed"]
+
+
 def test_a_version_is_what_the_stager_will_read(bench: Bench) -> None:
     write_adapter(bench.root / "a", seed=1)
     bench.settle()

@@ -20,9 +20,9 @@ ENGINE = {
     "counters": {"loads": 2, "hits": 9, "misses": 2, "evictions": {}},
 }
 ADAPTERS = [
-    {"name": "sql", "state": "listed", "reason": None},
-    {"name": "bad", "state": "rejected", "reason": {"message": "no rank"}},
-    {"name": "half", "state": "settling", "reason": {"message": "a file is missing"}},
+    {"name": "sql", "state": "listed", "reason": None, "warnings": []},
+    {"name": "bad", "state": "rejected", "reason": {"message": "no rank"}, "warnings": []},
+    {"name": "half", "state": "settling", "reason": {"message": "a file is missing"}, "warnings": ["odd"]},
 ]
 
 
@@ -61,6 +61,7 @@ def test_what_is_wrong_comes_first() -> None:
         ["PROBLEM", "bad"],
         ["PROBLEM", "aliases.yaml"],
         ["PROBLEM", "prod"],
+        ["NOTE", "half"],
         ["NOTE", "half"],
         ["NOTE", "engine"],
         ["NOTE", "engine"],
