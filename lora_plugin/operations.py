@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lora_plugin.adapter.names import is_adapter_name
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load
@@ -92,7 +93,8 @@ class AdapterOperations:
 
     async def look(self, name: str) -> None:
         """Has the catalog know what the directory and other API servers' decisions say about a name now."""
-        await asyncio.to_thread(self._catalog.scan, (name,))
+        if is_adapter_name(name):
+            await asyncio.to_thread(self._catalog.scan, (name,))
 
     async def load_from(self, name: str, place: str, *, again: bool) -> None:
         """Has it in every engine's host memory, from a place that `Arrivals.bring` knows.

@@ -155,4 +155,4 @@ class HubFolders:
 
 
 def _is_reference(entry: str) -> bool:
-    return entry.endswith(SUFFIX) and entry.isprintable() and not is_temporary(entry)
+    return entry.endswith(SUFFIX) and entry.isprintable() and "/" not in entry and not is_temporary(entry)

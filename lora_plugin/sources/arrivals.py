@@ -112,7 +112,7 @@ class Arrivals:
                 await asyncio.wait_for(self.settled(name), self._patience)
 
     def _is_there(self, name: str) -> bool:
-        return any((self._root / entry).exists() for entry in (name, f"{name}{SUFFIX}"))
+        return any(os.path.exists(self._root / entry) for entry in (name, f"{name}{SUFFIX}"))  # noqa: PTH110
 
     def _find(self, place: str) -> Path | None:
         """The real path of a folder in the directory; None for anything else."""
@@ -124,7 +124,8 @@ class Arrivals:
         if not any(path.is_relative_to(root) and path != root for root in (self._root, real_root)):
             return None
         real = Path(os.path.realpath(path))
-        if not real.is_relative_to(real_root) or real == real_root or not real.is_dir():
+        # Where the disk refuses to look (a name too long, no right) there is none; `is_dir` would raise.
+        if not real.is_relative_to(real_root) or real == real_root or not os.path.isdir(real):  # noqa: PTH112
             return None
         return None if FOLDER in real.relative_to(real_root).parts else real
 

@@ -291,6 +291,17 @@ def test_a_repository_is_never_a_path(text: str) -> None:
         assert not any(part.startswith((".", "-")) or ".." in part for part in text.split("/"))
 
 
+def test_a_name_is_no_way_to_a_reference_elsewhere(tmp_path: Path) -> None:
+    """A client says it: the host's endpoints have the catalog look at any name."""
+    root = tmp_path / "adapters"
+    (root / "there").mkdir(parents=True)
+    (tmp_path / "sql.hub.yaml").write_text("repo: org/sql")
+    server = Server(root, "*")
+    server.catalog.scan()
+    server.catalog.scan(("there/../../sql.hub.yaml",))
+    assert [adapter.name for adapter in server.catalog.list()] == ["there"]
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_reference_or_refused(data: bytes) -> None:
     with contextlib.suppress(AdapterRejected):

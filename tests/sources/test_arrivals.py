@@ -87,6 +87,8 @@ async def test_nothing_outside_is_reached(root: Path, tmp_path: Path) -> None:
         "no-such-folder",
         root / ".lora_plugin" / "incoming" / "half",
         "poet\0",
+        "a" * 300,
+        root / ("a/" * 3000),
     ):
         assert await bench.refusal("poet", place) is Code.NOT_FOUND, place
     assert not (root / "poet").exists()
