@@ -61,7 +61,8 @@ def authorize(request: Request, adapter: str) -> Refusal | None:
     Process: API server.
 
     Called after the name was selected and before the adapter is looked up or loaded; `adapter` is the
-    catalog's name. Requests for the base model are not asked about. An exception refuses the request with a
+    catalog's name. Requests for the base model are not asked about. The host's endpoint that loads adapters
+    asks about the one that it is to give another name. An exception refuses the request with a
     503: access control that fails must not let anyone in.
     """
 

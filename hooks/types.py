@@ -23,7 +23,7 @@ class Request:
     Attributes:
         model: the body's `model`; empty where it has none.
         fields: the body's top-level fields, as parsed; never to be changed.
-        headers: the HTTP headers by lower-case name, the last one of a repeated header; `authorization` is
+        headers: the HTTP headers by lower-case name, what is repeated joined by ", "; `authorization` is
             among them: never to be logged.
         path: the path of the endpoint, "/v1/completions"; empty where it is not known.
         base_models: the names that the base model is served under.

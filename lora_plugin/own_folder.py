@@ -35,7 +35,7 @@ def find_own_folder(root: Path, *below: str) -> Path:
 
 
 def make_own_folder(root: Path, *below: str) -> Path:
-    """The same, made where it is missing. Raises OSError."""
+    """The same, made where it is missing; not the directory, which may be unmounted. Raises OSError."""
     for depth in range(len(below) + 1):
         root.joinpath(FOLDER, *below[:depth]).mkdir(exist_ok=True)
     return find_own_folder(root, *below)

@@ -14,15 +14,17 @@ from lora_plugin.catalog import Catalog
 from lora_plugin.engines import Engines
 from lora_plugin.entry import AdapterState, Version
 from lora_plugin.errors import (
+    AdapterNotFound,
     Code,
     LoraPluginError,
     Unavailable,
 )
 from lora_plugin.events import Event, EventKind
 from lora_plugin.explainer import Explainer
+from lora_plugin.extensions.access import check_access
 from lora_plugin.extensions.lifecycle import CatalogEvents
 from lora_plugin.extensions.metrics import export_plugins
-from lora_plugin.hooks import Part
+from lora_plugin.hooks import Part, Request
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
@@ -36,7 +38,7 @@ from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import RequestScope
 from lora_plugin.settings import Settings
-from lora_plugin.sources.arrivals import Arrivals
+from lora_plugin.sources.arrivals import Arrivals, nowhere
 from lora_plugin.sources.requested import RequestedAdapters
 from lora_plugin.watcher import Watcher
 
@@ -213,6 +215,16 @@ class Service:
         if scope.path:
             await self._lease(version, scope, several)
         return self._readiness.spec(version)
+
+    async def check_new_name(self, name: str, place: str, request: Request) -> None:
+        """Raises as `check_access` where `name` would stand for an adapter that the request may not have."""
+        adapter = await self._arrivals.adapter_of(place)
+        if adapter is None or adapter == name:
+            return
+        try:
+            check_access(self._hooks, request, adapter)
+        except AdapterNotFound:
+            raise nowhere(place) from None
 
     async def compose(
         self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool = False

@@ -60,8 +60,12 @@ class RequestScope:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """By lower-case name, the last one of a repeated header; secrets are among them."""
-        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._raw_headers}
+        """By lower-case name, what is repeated joined by ", "; secrets are among them."""
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._raw_headers:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        return headers
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Calls it when the response has ended or the client is gone; at once if that is so already.

@@ -20,7 +20,7 @@ from lora_plugin.errors import (
     Unavailable,
 )
 from lora_plugin.hub.origin import Origin
-from lora_plugin.hub.reference import SUFFIX, HubReference, is_repo, read_reference, write_reference
+from lora_plugin.hub.reference import SUFFIX, HubReference, is_repo, name_of, read_reference, write_reference
 from lora_plugin.own_folder import FOLDER
 from lora_plugin.settings import Settings
 
@@ -69,7 +69,14 @@ class Arrivals:
         elif is_repo(place):
             await self.refer(name, HubReference(repo=place))
         else:
-            raise _nowhere(place)
+            raise nowhere(place)
+
+    async def adapter_of(self, place: str) -> str | None:
+        """The adapter that `bring` would give one more name; None where the place is nobody's yet."""
+        folder = await asyncio.to_thread(self._find, place)
+        if folder is None:
+            return name_of(place) if is_repo(place) else None
+        return folder.name if folder.parent == Path(os.path.realpath(self._root)) else None
 
     async def refer(self, name: str, reference: HubReference) -> None:
         """Has `name` come from the Hub from now on. Raises as `bring`."""
@@ -166,7 +173,8 @@ def _present(root: Path, name: str) -> HubReference | None:
         return None
 
 
-def _nowhere(place: str) -> AdapterNotFound:
+def nowhere(place: str) -> AdapterNotFound:
+    """What is said of a place that is not in the directory, or that the client is not to know of."""
     return AdapterNotFound(
         Code.NOT_FOUND,
         f"there is no folder {place[:200]!r} in the watched directory",

@@ -66,6 +66,7 @@ def test_tenants(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, watched = root / "store", root / "watched"
+    watched.mkdir()
     write_adapter(store / "poet")
     (store / "poet" / "optimizer.pt").write_bytes(b"a pickle")
     monkeypatch.setenv("LORA_STORE", str(store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import shutil
@@ -131,6 +132,32 @@ def test_a_plugins_selection_wins_over_what_the_request_says(server: Server, pro
     )
     assert answer.headers["x-lora-adapter"].startswith("alpha@")
     assert answer.parse().choices[0].token_ids == server.complete("alpha", prompt).output
+
+
+def test_a_new_name_is_no_way_round_access_control(server: Server, prompt: list[int]) -> None:
+    load = f"{server.url}/v1/load_lora_adapter"
+    for place in ("delta", f"{server.adapters}/beta/../delta"):
+        status, answer = get(load, "POST", {"lora_name": "mine", "lora_path": place})
+        assert (status, json.loads(answer)["error"]["message"]) == (403, "delta is ours [forbidden]")
+    assert not (server.adapters / "mine").exists()
+    assert get(load, "POST", {"lora_name": "other", "lora_path": "beta"})[0] == 200
+    asked = [line for line in recorded(server, "authorize") if line["path"] == "/v1/load_lora_adapter"]
+    assert [line["adapter"] for line in asked] == ["delta", "delta", "beta"]
+    (server.adapters / "other").unlink()
+    server.wait_gone("other")
+
+
+def test_a_header_that_is_repeated_names_neither(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"model": BASE, "prompt": "a", "max_tokens": 1})
+    connection.putrequest("POST", "/v1/completions")
+    fields = ("Content-Type", "application/json"), ("Content-Length", len(body))
+    for name, value in (*fields, ("X-LoRA-Adapter", "alpha"), ("X-LoRA-Adapter", "beta")):
+        connection.putheader(name, value)
+    connection.endheaders(body.encode())
+    answer = connection.getresponse()
+    assert (answer.status, "alpha, beta" in answer.read().decode()) == (404, True)
+    connection.close()
 
 
 def test_access_is_the_plugins_to_give(server: Server, prompt: list[int]) -> None:

@@ -16,12 +16,18 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadL
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from lora_plugin.errors import LoraPluginError
+from lora_plugin.hooks import Request as PluginRequest
+from lora_plugin.hosts.vllm.incoming import BodyFields
+from lora_plugin.routing.scope import current_request
 from lora_plugin.service import Service
 from lora_plugin.settings import load_settings
 
 _TYPES: Final = {
     HTTPStatus.BAD_REQUEST: "InvalidUserInput",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
 
@@ -52,7 +58,11 @@ def load_lora_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(self, request, *args, **kwargs)
         if not request.lora_name or not request.lora_path:
             return _error("Both 'lora_name' and 'lora_path' must be provided.", HTTPStatus.BAD_REQUEST)
+        scope = current_request()
+        base_models = tuple(model.name for model in self.base_model_paths)
+        asked = PluginRequest("", BodyFields(request), scope.headers, scope.path, base_models)
         try:
+            await service.check_new_name(request.lora_name, request.lora_path, asked)
             await service.operations.load_from(
                 request.lora_name, request.lora_path, again=request.load_inplace
             )
