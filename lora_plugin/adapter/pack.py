@@ -16,8 +16,9 @@ from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import AFFINE_ROWS, Layer, ModelLayout
 
 _STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_LARGEST: Final = {torch.float32: 1e8, torch.bfloat16: 1e8, torch.float16: 1e4}
-"""Of the product of A and B, element by element: trained ones stay far below, and no layer overflows."""
+_LARGEST: Final = 1e4
+"""Of a product of A and B, of what is added to an output, of a magnitude, of a token's row: trained ones stay
+far below. In an MLP three of them multiply with the model's widths, and stay in the range of float32."""
 _SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -109,7 +110,7 @@ class Packer:
         stored = raw.view(_STORED[info.dtype]).view(info.shape)
         if info.name in self._vector_names:
             self.vectors[info.name] = stored.float()
-            check_finite(info, stored, self.vectors[info.name])
+            self._largest[info.name] = check_finite(info, stored, self.vectors[info.name])
             return
         for scale, uses in _by_scale(self._uses[info.name]).items():
             scaled = stored if scale == 1 else stored.float() * scale
@@ -128,17 +129,17 @@ class Packer:
         Raises:
             AdapterRejected: NOT_FINITE.
         """
-        limit = _LARGEST[self.adapter.slab.dtype]
-        for part in (part for layer in plan.layers for part in layer.slices if part is not None):
-            product = self._largest[part.a.name] * self._largest[part.b.name]
-            if product > limit:
-                raise AdapterRejected(
-                    Code.NOT_FINITE,
-                    f"{show(part.b.name)} would overflow in the model",
-                    expected=f"max |A| * max |B| * scale up to {limit:g}",
-                    found=f"{product:.3g}",
-                    hint="the training may have diverged, or lora_alpha is wrong",
-                )
+        for layer in plan.layers:
+            for part in filter(None, layer.slices):
+                product = self._largest[part.a.name] * self._largest[part.b.name]
+                _check_largest(part.b, product, "max |A| * max |B| * scale")
+            for output in filter(None, layer.outputs):
+                for vector in output.vectors:
+                    factor = output.scale if vector is output.lora_bias else 1
+                    _check_largest(vector, self._largest[vector.name] * abs(factor), "values")
+            if layer.tokens is not None:
+                rows = self._largest[layer.tokens.values.name] * abs(layer.tokens.scale)
+                _check_largest(layer.tokens.values, rows, "values")
 
     def _plan_layer(self, planned: LayerPlan, packed: PackedLayer, layer: Layer) -> None:
         for index, plan in enumerate(planned.slices):
@@ -194,6 +195,17 @@ def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, 
         adjusting = tuple(take(AFFINE_ROWS, part.local_out) for part in outputs)
         layers.append(PackedLayer(planned.layer, planned.rank, a, b, adjusting))
     return tuple(layers)
+
+
+def _check_largest(tensor: TensorInfo, largest: float, what: str) -> None:
+    if largest > _LARGEST:
+        raise AdapterRejected(
+            Code.NOT_FINITE,
+            f"{show(tensor.name)} would overflow in the model",
+            expected=f"{what} up to {_LARGEST:g}",
+            found=f"{largest:.3g}",
+            hint="the training may have diverged, or lora_alpha is wrong",
+        )
 
 
 def check_finite(info: TensorInfo, stored: Tensor, served: Tensor) -> float:

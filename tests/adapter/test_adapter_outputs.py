@@ -239,6 +239,32 @@ def test_magnitudes_that_do_not_fit(edit: Any, code: Code, tmp_path: Path) -> No
     assert refused(tmp_path / "a", llama_layout()).code is code
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"use_dora": True}, "magnitude"),
+        ({"bias": "all"}, "k_proj.bias"),
+        ({"lora_bias": True}, "lora_B.bias"),
+        ({"lora_bias": True, "lora_alpha": 1e20}, "lora_B.bias"),
+    ],
+)
+def test_finite_values_that_overflow_in_the_model(config: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """Their NaN would reach caches that other requests share."""
+    trained(qwen(), **config).save_pretrained(str(tmp_path / "a"))
+    large = 1e37 if config.get("lora_alpha") is None else 1e-3
+    edit_tensors(
+        tmp_path / "a",
+        lambda old: {
+            k: torch.full_like(v, large) if name in k else v * ("lora_B.weight" not in k)
+            for k, v in old.items()
+        },
+    )
+    error = refused(tmp_path / "a", llama_layout())
+    assert error.code is Code.NOT_FINITE
+    assert name in str(error)
+    assert "would overflow" in str(error)
+
+
 def test_a_weight_row_of_zeros_has_no_direction(tmp_path: Path) -> None:
     trained(qwen(), use_dora=True).save_pretrained(str(tmp_path / "a"))
     edit_tensors(tmp_path / "a", lambda old: {k: v * 0 if "lora_B" in k else v for k, v in old.items()})

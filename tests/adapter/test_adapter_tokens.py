@@ -134,6 +134,14 @@ def test_infinity_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "a", layout_of(tied=True), llama(tied=True)).code is Code.NOT_FINITE
 
 
+def test_rows_that_overflow_in_the_model_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a", llama(tied=True), [1, 2, 3])
+    edit_tensors(tmp_path / "a", lambda old: {k: v * 1e30 if k == SAVED else v for k, v in old.items()})
+    error = refusal(tmp_path / "a", layout_of(tied=True), llama(tied=True))
+    assert error.code is Code.NOT_FINITE
+    assert "would overflow" in str(error)
+
+
 def without_head(layout: ModelLayout) -> ModelLayout:
     return replace(layout, layers=tuple(each for each in layout.layers if each.kind is not Kind.LM_HEAD))
 

@@ -252,7 +252,10 @@ def test_values_that_are_not_finite(value: float, part: str, rank: int, folder: 
 @pytest.mark.parametrize(("part", "value"), [("A", 1e5), ("B", 4e4)])
 def test_values_beyond_the_serving_dtype(part: str, value: float, folder: Path, layout: ModelLayout) -> None:
     key = f"{STEM}.lora_{part}.weight"
-    edit_tensors(folder, lambda tensors: tensors | {key: torch.full_like(tensors[key], value)})
+    other = f"{STEM}.lora_{'B' if part == 'A' else 'A'}.weight"
+    edit_tensors(
+        folder, lambda old: old | {key: torch.full_like(old[key], value), other: torch.zeros_like(old[other])}
+    )
     load(folder.parent, "good", layout, None, LIMIT)
     error = refusal(folder, replace(layout, dtype="float16"), by_header=False)
     assert error.code is Code.NOT_FINITE

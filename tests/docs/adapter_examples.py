@@ -232,6 +232,9 @@ REFUSED: dict[str, list[Change]] = {
         tensor(KEY, torch.ones(8, 32).to(dtype)) for dtype in (torch.int8, torch.float8_e4m3fn)
     ],
     "NaN, infinity, or a value beyond the serving dtype": [poison, tensor(KEY, torch.full((8, 32), 1e5))],
+    "a product of A, B and scale, or a bias, magnitude or token's row, above 10,000": [
+        lambda folder: edit_tensors(folder, lambda old: {key: old[key] * 1e3 for key in old}),
+    ],
     "files above `LORA_PLUGIN_MAX_ADAPTER_BYTES`": [tensor(KEY, torch.ones(8, LIMIT // 32 + 1))],
     "a link that leads out of the watched directory": [link_out],
 }
