@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
 from lora_plugin.adapter.config import CONFIG_FILE
+from lora_plugin.adapter.document import show
 from lora_plugin.adapter.folder import WEIGHTS_FILE
 from lora_plugin.adapter.index import INDEX_FILE
 from lora_plugin.errors import AdapterRejected, Code, Unavailable
@@ -109,6 +110,15 @@ def _listed(reference: HubReference) -> tuple[str, dict[str, int]]:
     info = HfApi().model_info(
         reference.repo, revision=reference.revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
     )
+    if info.id != reference.repo:
+        # It follows renames, and takes any case: rules about names would be got round.
+        raise AdapterRejected(
+            Code.HUB_NOT_FOUND,
+            f"the Hub has {reference.repo} under another name",
+            expected=reference.repo,
+            found=show(info.id),
+            hint="ask for that name, if it is to be served and LORA_PLUGIN_HUB_ALLOW names it",
+        )
     if info.sha is None:
         raise Unavailable(Code.HUB_UNREACHABLE, f"the Hub does not say which commit {reference} is")
     return info.sha, {file.rfilename: _size(file.size) for file in info.siblings or ()}

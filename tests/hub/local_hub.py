@@ -25,6 +25,7 @@ class Repository:
         listed: sizes that the listing claims instead of the true ones.
         gated, private: whether the Hub refuses it.
         redirect: whether files lie on another host, as LFS files do.
+        name: what it is called now, if it was renamed.
     """
 
     files: dict[str, bytes]
@@ -34,6 +35,7 @@ class Repository:
     gated: bool = False
     private: bool = False
     redirect: bool = False
+    name: str = ""
 
 
 @dataclass
@@ -113,7 +115,8 @@ class LocalHub:
             {"rfilename": path, "size": found.listed.get(path, len(data)), "blobId": "0" * 40}
             for path, data in found.files.items()
         ]
-        return web.json_response({"id": "x", "sha": found.commit, "siblings": siblings})
+        name = found.name or f"{request.match_info['org']}/{request.match_info['name']}"
+        return web.json_response({"id": name, "sha": found.commit, "siblings": siblings})
 
     async def _resolve(self, request: web.Request) -> web.StreamResponse:
         found = self._find(request)

@@ -49,6 +49,16 @@ def test_a_subfolder_and_a_tag(hub: LocalHub, repository: Repository) -> None:
     assert paths["adapter_model.safetensors"].read_bytes() == b"v" * 3000
 
 
+@pytest.mark.parametrize("name", ["org/Name", "other/name"])
+def test_a_repository_is_fetched_by_its_own_name_only(repository: Repository, name: str) -> None:
+    """The Hub follows renames and takes any case; what is allowed, and asked of plugins, is a name."""
+    repository.name = name
+    with pytest.raises(AdapterRejected, match="under another name") as error:
+        look_up(REFERENCE, ROOM)
+    assert error.value.code is Code.HUB_NOT_FOUND
+    assert name in str(error.value)
+
+
 def test_shards_come_with_their_index(hub: LocalHub, repository: Repository) -> None:
     del repository.files["adapter_model.safetensors"]
     shards = {f"adapter_model-0000{i}-of-00002.safetensors": b"s" * i for i in (1, 2)}
