@@ -226,6 +226,8 @@ class AdapterPool:
     def pin(self, adapter_id: int) -> None:
         """Keep a version on the device, loading it as soon as there is room.
 
+        The pin of another version of the adapter moves over: running responses may still keep that one.
+
         Raises:
             AdapterNotFound: unknown version.
             Unavailable: it is not staged (`NOT_READY`), or no slab would be left without pins
@@ -238,7 +240,14 @@ class AdapterPool:
             raise Unavailable(
                 Code.NOT_READY, f"adapter {entry.name!r} is not in the host cache", found=entry.host
             )
-        if not entry.pinned and not self._device.pin(entry):
+        if entry.pinned:
+            return
+        before = [other for other in self._versions if other.name == entry.name and other.pinned]
+        for other in before:
+            self._device.unpin(other)
+        if not self._device.pin(entry):
+            for other in before:
+                self._device.pin(other)
             raise Unavailable(
                 Code.POOL_FULL,
                 f"pinning {entry.name!r} would leave no slab of the pool without pins",

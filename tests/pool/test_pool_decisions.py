@@ -414,6 +414,29 @@ def test_pins_are_packed_and_leave_one_slab() -> None:
     pool.pin(4)
 
 
+def test_a_pin_moves_to_the_newer_version() -> None:
+    """The older one is kept by a response that runs: it is not told to be retired yet."""
+    pool = make(slabs=2, a1=16, a3=16)
+    pool.want(2, "a1", "newer", "/adapters/a1", 10)
+    pool.staged(2, 16, 10)
+    pool.pin(1)
+    pool.acquire("r", 1)
+    pool.begin_step({"r": 1})
+    pool.pin(2)
+    assert [pool.get(i).pinned for i in (1, 2)] == [False, True]
+    assert resident(pool) == {1, 2}
+    assert not pool.try_admit(3)
+    pool.release("r")
+    assert admit(pool, 3) == [True]
+    assert resident(pool) == {2, 3}
+    with pytest.raises(Unavailable):
+        pool.pin(3)
+    pool.want(4, "a1", "newest", "/adapters/a1", 10)
+    with pytest.raises(Unavailable):
+        pool.pin(4)
+    assert [pool.get(i).pinned for i in (2, 4)] == [True, False]
+
+
 def test_a_single_slab_takes_no_pin() -> None:
     pool = make(slabs=1, a1=8)
     with pytest.raises(Unavailable):
