@@ -266,6 +266,9 @@ class Service:
     async def _pin_again(self, name: str) -> None:
         try:
             version = await self._readiness.ensure(name)
-            await self._engines.pin(version.id)
+            adapter = self._catalog.get(name)
+            # It may have been unpinned while it was loaded.
+            if adapter is not None and adapter.pinned:
+                await self._engines.pin(version.id)
         except LoraPluginError as error:
             logger.warning("adapter '%s' could not be pinned again: %s", name, error)

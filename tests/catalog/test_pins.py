@@ -1,0 +1,56 @@
+"""A pin is by name, in the engines too: the newest version has it as long as the operator wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from catalog_samples import LAYOUT, MemoryLink, write_adapter
+
+from lora_plugin.hooks.manager import HookManager
+from lora_plugin.service import Service
+from lora_plugin.settings import Settings
+
+
+class PinLink(MemoryLink):
+    """Engines that note which versions are pinned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pins: set[int] = set()
+
+    async def pin(self, adapter_id: int) -> None:
+        self.pins.add(adapter_id)
+
+    async def unpin(self, adapter_id: int) -> None:
+        self.pins.discard(adapter_id)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_unpinned_while_the_newer_version_is_loaded(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", seed=1)
+    settings = Settings(adapter_dir=tmp_path, admin_port=0, settle_seconds=0.01)
+    link = PinLink()
+    service = Service(settings, link, LAYOUT, HookManager([]), base_models=("base",), with_admin=False)  # type: ignore[arg-type]
+    await service.start()
+    try:
+        await service.operations.pin("a")
+        await until(lambda: len(link.pins) == 1)
+        link.open.clear()
+        write_adapter(tmp_path / "a", seed=2)
+        await until(lambda: len(link.started) == 2)
+        await service.operations.unpin("a")
+        link.open.set()
+        newer = await service._readiness.ensure("a")
+        await asyncio.sleep(0.05)
+        assert newer.id not in link.pins
+        await service.operations.pin("a")
+        assert newer.id in link.pins
+    finally:
+        service.stop()
