@@ -79,7 +79,8 @@ def snapshot(root: Path, name: str, max_bytes: int, *, trusted: bool = False) ->
 def fingerprint(root: Path, name: str, *, trusted: bool = False) -> str:
     """A digest of the stamps of every file that could matter, for a folder in any state. Raises nothing.
 
-    Two are equal if and only if nothing was written, replaced, added or removed in between.
+    Two are equal if and only if nothing was written, replaced, added or removed in between; where the
+    directory is mounted, by which server and when, does not matter: the operator's `unload` is kept by it.
     """
     try:
         return _Folder.find(root, name, trusted).fingerprint()
@@ -180,7 +181,7 @@ class _Folder:
             return tuple(path.name for path in folders if (path / CONFIG_FILE).is_file())
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.path).encode(errors="surrogateescape"))
+        digest = hashlib.sha256(os.fsencode(self._place(self.path)))
         with reasons("the folder", self.path):
             names = sorted(entry.name for entry in self.path.iterdir() if _matters(entry.name))
         for name in names:
@@ -189,6 +190,13 @@ class _Folder:
 
     def _state(self, name: str) -> object:
         try:
-            return self.stamp(name)
+            stamp = self.stamp(name)
         except LoraPluginError as error:
             return error.code
+        if stamp is None:
+            return None
+        # Not the device's number: every mount of a network file system has another.
+        return (self._place(stamp.path), stamp.size, stamp.mtime_ns, stamp.ctime_ns, stamp.inode)
+
+    def _place(self, path: Path) -> str:
+        return str(path) if self.within is None else os.path.relpath(path, self.within)

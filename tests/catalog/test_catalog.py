@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from catalog_samples import (
 import lora_plugin.adapter.load as reader
 import lora_plugin.folders as folders
 from lora_plugin.adapter.digest import adapter_id
+from lora_plugin.adapter.files import FileStamp
 from lora_plugin.adapter.load import load
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
 from lora_plugin.folders import AdapterFolders
@@ -405,6 +407,26 @@ def test_unloaded_until_its_files_change(bench: Bench) -> None:
     write_adapter(bench.root / "a", seed=2)
     bench.settle()
     assert bench.state("a") == "listed"
+
+
+def test_unloaded_holds_wherever_the_directory_is_mounted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replicas of a volume see other paths and device numbers, and so does one that is restarted."""
+    write_adapter(bench.root / "a")
+    bench.settle()
+    bench.catalog.unload("a")
+    bench.root = bench.root.rename(bench.root.with_name("elsewhere"))
+    status = FileStamp.of
+
+    def mounted_again(name: str, path: Path, found: os.stat_result) -> FileStamp:
+        stamp = status(name, path, found)
+        return replace(stamp, device=stamp.device + 1)
+
+    monkeypatch.setattr(FileStamp, "of", mounted_again)
+    bench.catalog = bench.another()
+    bench.settle()
+    assert bench.state("a") == "unloaded"
 
 
 def test_operators_decisions_reach_every_server(bench: Bench) -> None:
