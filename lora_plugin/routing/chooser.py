@@ -151,10 +151,12 @@ class Chooser:
     def _log(self, request: Request, chosen: Chosen, started: float) -> None:
         if logger.isEnabledFor(self._log_level):
             waited = (time.monotonic() - started) * 1e3
+            request_id = request.headers.get("x-request-id", "")[:64] or "(no id)"
             logger.log(
                 self._log_level,
                 "request %s to %s: asked for %r, gets %s after %.0f ms",
-                request.headers.get("x-request-id", "")[:64] or "(no id)",
+                # A client's words: whatever could begin a line, or steer a terminal, is escaped.
+                request_id if request_id.isprintable() else ascii(request_id),
                 request.path or "(no path)",
                 chosen.asked[:200],
                 chosen.label,

@@ -98,8 +98,8 @@ class House:
         )
         self.scope = RequestScope("/v1/completions")
 
-    def choose(self, model: str) -> Chosen:
-        request = Request(model, {}, {"x-request-id": "r1"}, "/v1/completions", ("base-model",))
+    def choose(self, model: str, request_id: str = "r1") -> Chosen:
+        request = Request(model, {}, {"x-request-id": request_id}, "/v1/completions", ("base-model",))
         return asyncio.run(self.chooser.choose(request, self.scope))
 
     def check(self, model: str) -> None:
@@ -169,3 +169,11 @@ def test_one_line_per_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     House(tmp_path / "loud", log_level=logging.INFO).choose("brave")
     line = next(record.getMessage() for record in caplog.records if "asked for" in record.getMessage())
     assert line.startswith("request r1 to /v1/completions: asked for 'brave', gets base after ")
+
+
+def test_a_client_cannot_forge_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lora_plugin")
+    House(tmp_path, log_level=logging.INFO).choose("a", "r1\x85\x9b2Jrequest r2")
+    line = next(record.getMessage() for record in caplog.records if "asked for" in record.getMessage())
+    assert line.startswith(r"request 'r1\x85\x9b2Jrequest r2' to /v1/completions")
+    assert line.isprintable()
