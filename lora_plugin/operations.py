@@ -21,6 +21,7 @@ from lora_plugin.errors import (
     BodyInvalid,
     Code,
     Forbidden,
+    LoraPluginError,
     Unavailable,
 )
 from lora_plugin.explainer import Explainer
@@ -151,7 +152,13 @@ class AdapterOperations:
 
     async def pin(self, name: str) -> None:
         version = await self._readiness.ensure(name)
-        await self._engines.pin(version.id)
+        try:
+            await self._engines.pin(version.id)
+        except LoraPluginError:
+            if not self._catalog.known(name).pinned:
+                # Of several engines some may have had a slab for it.
+                await self._engines.unpin(version.id)
+            raise
         await asyncio.to_thread(self._catalog.pin, name)
 
     async def unpin(self, name: str) -> None:
