@@ -111,7 +111,7 @@ class HubFolders:
 
     def _was_fetched(self, name: str) -> bool:
         origin = Origin.of(self._root / name)
-        return origin is not None and origin.by_file
+        return origin is not None and origin.owner != ""
 
     def _reference(self, name: str) -> HubReference | None:
         if not self._is_referenced(name):

@@ -20,14 +20,15 @@ class Origin(BaseModel):
     Attributes:
         reference: what was asked for.
         commit: what its revision was at that time.
-        by_file: whether a `.hub.yaml` asked for it, with which it goes; else a request did, and it stays.
+        owner: the adapter whose `.hub.yaml` asked for it, with which it goes; empty: a request did, or a
+            person copied or renamed the folder, and it stays.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reference: HubReference
     commit: str
-    by_file: bool = False
+    owner: str = ""
 
     def __str__(self) -> str:
         folder = f"/{self.reference.subfolder}" if self.reference.subfolder else ""
@@ -41,9 +42,10 @@ class Origin(BaseModel):
         try:
             # Nothing outside the directory is opened, nor waited for.
             with open_plain(folder / FILE) as file:
-                return cls.model_validate_json(file.read(_MAX_BYTES))
+                origin = cls.model_validate_json(file.read(_MAX_BYTES))
         except (OSError, ValidationError):
             return None
+        return origin if origin.owner == folder.name else origin.model_copy(update={"owner": ""})
 
     def write(self, folder: Path) -> None:
         (folder / FILE).write_text(self.model_dump_json())

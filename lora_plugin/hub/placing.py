@@ -29,7 +29,7 @@ def bring(root: Path, name: str, reference: HubReference, max_bytes: int) -> Non
     draft = _incoming(root, name)
     draft.mkdir()
     try:
-        HubSource(reference, max_bytes, by_file=True).fetch(draft)
+        HubSource(reference, max_bytes, owner=name).fetch(draft)
         with locked(root, _LOCK):
             if read_reference(root, name) == reference and wants(root / name, reference):
                 _put(draft, root / name)
@@ -42,7 +42,7 @@ def wants(folder: Path, reference: HubReference) -> bool:
     origin = Origin.of(folder)
     if origin is None:
         return not (folder.exists() or folder.is_symlink())
-    return origin.by_file and origin.reference != reference
+    return origin.owner != "" and origin.reference != reference
 
 
 def take_away(root: Path, name: str) -> None:
@@ -50,7 +50,7 @@ def take_away(root: Path, name: str) -> None:
     folder = root / name
     with locked(root, _LOCK):
         origin = Origin.of(folder)
-        if origin is None or not origin.by_file or folder.is_symlink():
+        if origin is None or not origin.owner or folder.is_symlink():
             return
         gone = _incoming(root, name)
         folder.rename(gone)

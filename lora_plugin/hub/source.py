@@ -16,13 +16,13 @@ class HubSource:
     Args:
         reference: an allowed one.
         max_bytes: a larger adapter is refused before anything is downloaded.
-        by_file: whether a `.hub.yaml` asks for it.
+        owner: the adapter whose `.hub.yaml` asks for it; empty: a request does.
     """
 
-    def __init__(self, reference: HubReference, max_bytes: int, *, by_file: bool = False) -> None:
+    def __init__(self, reference: HubReference, max_bytes: int, *, owner: str = "") -> None:
         self._reference = reference
         self._max_bytes = max_bytes
-        self._by_file = by_file
+        self._owner = owner
 
     def fetch(self, destination: Path) -> None:
         """Writes the files into the empty folder, and where they came from. Blocks.
@@ -35,5 +35,5 @@ class HubSource:
         snapshot = look_up(self._reference, self._max_bytes)
         for name, path in download(snapshot).items():
             shutil.copyfile(path, destination / name)
-        origin = Origin(reference=self._reference, commit=snapshot.commit, by_file=self._by_file)
+        origin = Origin(reference=self._reference, commit=snapshot.commit, owner=self._owner)
         origin.write(destination)

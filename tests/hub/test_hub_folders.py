@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_a_reference_removed_while_no_server_ran(adapter: Repository, root: Path
     server.rescan()
     server.until_gone()
     assert not (root / "name").exists()
+
+
+def test_a_copy_of_a_fetched_folder_is_a_persons(adapter: Repository, root: Path) -> None:
+    """Made to keep a version that works: it must be there after the next start, too."""
+    file = refer(root)
+    Server(root, "org/*").until_state(AdapterState.LISTED)
+    shutil.copytree(root / "name", root / "kept")
+    (root / "name").rename(root / "renamed")
+    file.unlink()
+    server = Server(root, "org/*")
+    for _ in range(4):
+        server.rescan()
+        server.clock.now += 5
+    for name in ("kept", "renamed"):
+        found = server.catalog.get(name)
+        assert found is not None
+        assert (found.state, found.source) == (AdapterState.LISTED, f"hub:org/name@{COMMIT}")
 
 
 def test_two_servers_of_one_directory(adapter: Repository, root: Path) -> None:
