@@ -31,5 +31,14 @@ def wanted(environ: Mapping[str, str] | None = None) -> bool:
     return any(value.strip() and _names_directory(name) for name, value in environ.items())
 
 
+def forgotten(environ: Mapping[str, str] | None = None) -> str | None:
+    """A setting without effect, because no directory is set; None where there is none, or it is meant so."""
+    environ = os.environ if environ is None else environ
+    if wanted(environ) or switched_off(environ):
+        return None
+    given = sorted(name for name, value in environ.items() if name.startswith(PREFIX) and value.strip())
+    return next((name for name in given if name != f"{PREFIX}ENABLED"), None)
+
+
 def _names_directory(name: str) -> bool:
     return name == _DIRECTORY_ALIAS or (name.upper().startswith(PREFIX) and "DIR" in name.upper())

@@ -10,7 +10,7 @@ import pytest
 
 from lora_plugin.errors import Code, SettingsError
 from lora_plugin.settings import Settings, load_settings
-from lora_plugin.switch import wanted
+from lora_plugin.switch import forgotten, wanted
 
 DIRECTORY = {"LORA_PLUGIN_ADAPTER_DIR": "/srv/adapters"}
 
@@ -36,6 +36,25 @@ def test_off(off: str) -> None:
     assert load_settings(DIRECTORY | {"LORA_PLUGIN_ENABLED": off}) is None
     assert not wanted(DIRECTORY | {"LORA_PLUGIN_ENABLED": off, "LORA_PLUGIN_NONSENSE": "1"})
     assert wanted(DIRECTORY)
+
+
+def test_settings_without_a_directory_are_told_of() -> None:
+    others = {"LORA_PLUGIN_ENABLED": "1", "LORA_PLUGIN_ADMIN_TOKEN": "t", "LORA_PLUGIN_WATCH": " "}
+    assert forgotten(others) == "LORA_PLUGIN_ADMIN_TOKEN"
+    assert forgotten(others | DIRECTORY) is None
+    assert forgotten(others | {"LORA_PLUGIN_ENABLED": "0"}) is None
+    assert forgotten({"LORA_PLUGIN_ENABLED": "1", "PATH": "/bin"}) is None
+
+
+def test_the_plugin_says_so_and_loads_nothing() -> None:
+    code = "from lora_plugin.plugin import register; register(); import sys; print(*sys.modules)"
+    environ = {"LORA_PLUGIN_ADMIN_TOKEN": "s3cret"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
+    )
+    assert "LORA_PLUGIN_ADMIN_TOKEN is set, LORA_PLUGIN_ADAPTER_DIR is not" in done.stderr
+    assert "s3cret" not in done.stderr
+    assert not set(done.stdout.split()) & {"pydantic", "torch", "vllm"}
 
 
 def test_defaults_are_the_designs() -> None:
