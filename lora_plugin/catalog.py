@@ -126,9 +126,12 @@ class Catalog:
                 raise AdapterNotFound(Code.UNLOADED, f"the adapter {name!r} was unloaded by the operator")
             case AdapterState.REJECTED if adapter.reason:
                 raise AdapterRejected.of(adapter.reason)
-        found = adapter.reason.message if adapter.reason else None
+        reason = adapter.reason
         raise Unavailable(
-            Code.NOT_READY, f"the adapter {name!r} is not whole yet", found=found, hint="try again"
+            Code.NOT_READY,
+            f"the adapter {name!r} is not whole yet",
+            found=f"{reason.message} [{reason.code}]" if reason else None,
+            hint=reason.hint if reason and reason.hint else "try again",
         )
 
     def pending(self) -> set[str]:

@@ -6,7 +6,14 @@ from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.catalog import Catalog
 from lora_plugin.engines import Engines
 from lora_plugin.entry import Adapter
-from lora_plugin.explanation import Facts, alias_finding, engine_facts, findings, layers_view
+from lora_plugin.explanation import (
+    Facts,
+    alias_finding,
+    engine_facts,
+    findings,
+    folder_finding,
+    layers_view,
+)
 from lora_plugin.layout import ModelLayout
 from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles
@@ -36,10 +43,10 @@ class Explainer:
     async def explain(self, name: str) -> ExplanationView:
         """Raises AdapterNotFound for a name that means nothing."""
         alias = self._files.aliases.value.get(name)
-        if alias is not None:
-            targets = alias_targets(alias)
+        targets = () if alias is None else alias_targets(alias)
+        if alias is not None and self._catalog.get(name) is None:
             return ExplanationView(name=name, stands_for=targets, findings=(alias_finding(name, targets),))
-        parts = self._files.compositions.value.get(name)
+        parts = None if alias else self._files.compositions.value.get(name)
         composed = self._composer.known(name)
         adapter = None if parts or composed else self._catalog.known(name)
         version = composed if adapter is None else adapter.version
@@ -58,11 +65,11 @@ class Explainer:
         )
         return ExplanationView(
             name=name,
-            stands_for=part_targets(parts or ()),
+            stands_for=targets or part_targets(parts or ()),
             adapter=facts.adapter,
             layers=facts.layers,
             engines=tuple(facts.engines),
-            findings=findings(name, facts),
+            findings=(*([folder_finding(name, targets)] if targets else ()), *findings(name, facts)),
         )
 
 

@@ -91,6 +91,13 @@ def alias_finding(alias: str, targets: Sequence[TargetView]) -> FindingView:
     return FindingView(question=Question.NO_EFFECT, level=Level.NOTE, text=text)
 
 
+def folder_finding(alias: str, targets: Sequence[TargetView]) -> FindingView:
+    """An alias goes before the folder of its name, which the other findings are about."""
+    names = ", ".join(sorted({target.adapter or "the base model" for target in targets}))
+    text = f"requests for {alias} go by an alias to {names}; what follows is about the folder {alias}"
+    return FindingView(question=Question.NO_EFFECT, level=Level.NOTE, text=text)
+
+
 def findings(name: str, facts: Facts) -> tuple[FindingView, ...]:
     """The answers to every question, in order; each question has at least one."""
     answers = {
@@ -111,7 +118,7 @@ _Found = Iterator[tuple[Level, str]]
 def _no_effect(facts: Facts) -> _Found:
     adapter, layers = facts.adapter, facts.layers
     if adapter is not None and adapter.state is not AdapterState.LISTED:
-        why = f": {adapter.reason.message}" if adapter.reason else ""
+        why = f": {adapter.reason}" if adapter.reason else ""
         yield Level.PROBLEM, f"it is {adapter.state}, not served{why}"
         return
     if adapter is not None:
@@ -131,6 +138,9 @@ def _no_effect(facts: Facts) -> _Found:
 
 
 def _slow(facts: Facts) -> _Found:
+    if _is_not_served(facts):
+        yield Level.NOTE, "it is not served"
+        return
     evictions = sum(engine.evictions for engine in facts.engines)
     loads = sum(engine.loads for engine in facts.engines)
     if evictions >= _OFTEN:
@@ -159,7 +169,14 @@ def _slow(facts: Facts) -> _Found:
     )
 
 
+def _is_not_served(facts: Facts) -> bool:
+    return facts.adapter is not None and facts.adapter.state is not AdapterState.LISTED
+
+
 def _alike(name: str, facts: Facts) -> _Found:
+    if _is_not_served(facts):
+        yield Level.NOTE, "it is not served"
+        return
     if facts.same_content:
         yield Level.PROBLEM, f"it has the same content as {', '.join(facts.same_content)}"
     steps = [step for engine in facts.engines for step in engine.steps]

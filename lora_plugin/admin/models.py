@@ -30,6 +30,9 @@ class ReasonView(View):
     def of(cls, reason: Reason) -> Self:
         return cls.model_validate(reason.to_dict())
 
+    def __str__(self) -> str:
+        return str(Reason(self.code, self.message, self.expected, self.found, self.hint))
+
 
 class Residency(View):
     """Where an adapter's weights are."""

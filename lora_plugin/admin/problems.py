@@ -26,7 +26,7 @@ _CODES = {
 }
 _HINTS = {
     Code.UNAUTHORIZED: "send 'Authorization: Bearer <token>' with the server's LORA_PLUGIN_ADMIN_TOKEN",
-    Code.ROUTE_UNKNOWN: "GET / lists the routes",
+    Code.ROUTE_UNKNOWN: "GET /v1 lists the routes",
 }
 
 

@@ -62,14 +62,14 @@ def general(
     """What is wrong with the server: refused adapters, names that lead nowhere, too little room."""
     for view in adapters:
         if view["state"] in ("rejected", "settling"):
-            reason = view["reason"] or {"message": "no reason is known"}
+            why = human.reason(view["reason"]) if view["reason"] else "no reason is known"
             level = "problem" if view["state"] == "rejected" else "note"
-            yield finding(level, view["name"], f"{view['state']}: {reason['message']}")
+            yield finding(level, view["name"], f"{view['state']}: {why}")
         for warning in view["warnings"]:
             yield finding("note", view["name"], warning)
     for file in routing["files"]:
         if file["reason"] is not None:
-            yield finding("problem", file["name"], file["reason"]["message"])
+            yield finding("problem", file["name"], human.reason(file["reason"]))
     served = {view["name"] for view in adapters if view["state"] == "listed"}
     compositions = routing["compositions"]
     yield from _dead_ends(compositions, "parts", served)

@@ -27,8 +27,8 @@ def adapter(view: Mapping[str, Any]) -> str:
         "id": view["id"],
         "rank": view["rank"],
         "targets": ", ".join(view["targets"]),
-        "size on disk": size(view["nbytes"]),
-        "size packed": size(view["packed_bytes"]),
+        "size on disk": size(view["nbytes"]) if view["nbytes"] else None,
+        "size packed": size(view["packed_bytes"]) if view["packed_bytes"] else None,
         "base model": view["base_model"],
         "warnings": "; ".join(view["warnings"]),
         "pinned": "yes" if view["pinned"] else "no",
@@ -87,6 +87,13 @@ def event(data: Mapping[str, Any]) -> str:
     reason = data.get("reason")
     why = f": {reason['message']} [{reason['code']}]" if reason else ""
     return printable(f"{clock}  {data['kind']:<10}  {data['name']}{version}{why}")
+
+
+def reason(fields: Mapping[str, str]) -> str:
+    """Why something is refused, with what to do."""
+    more = [f"{key} {fields[key]}" for key in ("expected", "found") if fields.get(key)]
+    hint = [f"hint: {fields['hint']}"] if fields.get("hint") else []
+    return "; ".join([f"{fields['message']} [{fields['code']}]", *more, *hint])
 
 
 def size(nbytes: int) -> str:

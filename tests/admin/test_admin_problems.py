@@ -90,7 +90,7 @@ async def test_unknown_paths(client: TestClient, path: str) -> None:
         "detail": "Not Found",
         "instance": path,
         "code": "route-unknown",
-        "hint": "GET / lists the routes",
+        "hint": "GET /v1 lists the routes",
     }
 
 

@@ -21,8 +21,18 @@ ENGINE = {
 }
 ADAPTERS = [
     {"name": "sql", "state": "listed", "reason": None, "warnings": []},
-    {"name": "bad", "state": "rejected", "reason": {"message": "no rank"}, "warnings": []},
-    {"name": "half", "state": "settling", "reason": {"message": "a file is missing"}, "warnings": ["odd"]},
+    {
+        "name": "bad",
+        "state": "rejected",
+        "reason": {"message": "no rank", "code": "rank-invalid", "hint": "restore it"},
+        "warnings": [],
+    },
+    {
+        "name": "half",
+        "state": "settling",
+        "reason": {"message": "a file is missing", "code": "weights-missing"},
+        "warnings": ["odd"],
+    },
 ]
 
 
@@ -45,7 +55,10 @@ def test_nothing_is_wrong() -> None:
 
 
 def test_what_is_wrong_comes_first() -> None:
-    file = {"name": "aliases.yaml", "reason": {"message": "aliases.yaml cannot be used: line 3"}}
+    file = {
+        "name": "aliases.yaml",
+        "reason": {"message": "aliases.yaml cannot be used: line 3", "code": "routing-invalid"},
+    }
     busy = {**ENGINE, "waiting_requests": 3, "longest_wait_seconds": 2.0}
     busy["counters"] = {**ENGINE["counters"], "loads": 50, "hits": 10}  # type: ignore[dict-item]
     lines = render(
@@ -66,6 +79,7 @@ def test_what_is_wrong_comes_first() -> None:
         ["NOTE", "engine"],
         ["NOTE", "engine"],
     ]
+    assert lines[0].endswith("rejected: no rank [rank-invalid]; hint: restore it")
     assert "stands for gone, which is not served" in lines[2]
 
 

@@ -41,7 +41,7 @@ def explain(tmp_path: Path) -> Any:
     bench = Bench(tmp_path)
     for name, seed in (("a", 0), ("twin", 0), ("b", 1), ("cold", 2)):
         write_adapter(tmp_path / name, seed)
-    (tmp_path / "aliases.yaml").write_text("prod: {a: 1, base: 1}\n")
+    (tmp_path / "aliases.yaml").write_text("prod: {a: 1, base: 1}\nb: {b: 1, cold: 1}\n")
     (tmp_path / "compositions.yaml").write_text("mix: a*2+b\n")
     bench.settle()
     files = RoutingFiles(tmp_path, ("base-model",), settle_seconds=0.2)
@@ -77,6 +77,10 @@ def test_other_names(explain: Any) -> None:
     assert "alias of a, the base model" in alias.findings[0].text
     named = explain("mix")
     assert [(part.adapter, part.weight) for part in named.stands_for] == [("a", 2.0), ("b", 1.0)]
+    both = explain("b")
+    assert [target.adapter for target in both.stands_for] == ["b", "cold"]
+    assert "by an alias to b, cold; what follows is about the folder b" in both.findings[0].text
+    assert both.layers is not None
     spelled = explain("a*2+b")
     assert (spelled.adapter, spelled.engines[0].host) == (None, "ready")
     with pytest.raises(AdapterNotFound):
