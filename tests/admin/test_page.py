@@ -29,7 +29,8 @@ MARKUP = "<img src=x onerror=\"document.title='taken'\">"
 def operations() -> MemoryOperations:
     tenants = [listed(f"tenant-{number:02}") for number in range(30)]
     reason = Reason(Code.TENSOR_UNKNOWN, f"the tensor {MARKUP} fits nothing", hint="look at its base model")
-    made = MemoryOperations(listed("sql"), listed("busy", requests=2), rejected("odd", reason), *tenants)
+    odd = rejected("odd", reason).model_copy(update={"warnings": ("a folder in it is not looked at",)})
+    made = MemoryOperations(listed("sql"), listed("busy", requests=2), odd, *tenants)
     extents = (
         ExtentView(slab=0, adapter="sql", version=DIGEST, first_row=0, rows=16, pinned=True, requests=1),
         ExtentView(slab=1, adapter="busy", version=DIGEST, first_row=80, rows=32, pinned=False, requests=2),
@@ -90,6 +91,8 @@ async def test_it_shows_and_finds_adapters(page: Page) -> None:
 async def test_words_of_an_adapter_are_no_markup(page: Page) -> None:
     await expect(page.locator("tr.reason")).to_contain_text(MARKUP)
     await expect(page.locator("tr.reason")).to_contain_text("look at its base model")
+    await expect(page.locator("tr.warning")).to_contain_text("a folder in it is not looked at")
+    await expect(page.locator('tr[data-name="odd"] .size')).to_have_text("\u2013")
     assert await page.locator("img").count() == 0
     assert await page.title() == "LoRA adapters"
 

@@ -151,7 +151,8 @@ function row(adapter) {
   put(".rank", adapter.rank ?? "–");
   put(".requests", adapter.requests);
   put(".used", ago(adapter.last_used_seconds_ago));
-  put(".size", bytes(adapter.packed_bytes || adapter.nbytes));
+  const size = adapter.packed_bytes || adapter.nbytes;
+  put(".size", size ? bytes(size) : "–");
   made.querySelector(".where").append(...places(adapter).map((place) => element("span", place)));
   for (const action of ACTIONS.filter((each) => each.fits(adapter))) {
     const button = element("button", action.label, action.danger && "danger");
@@ -161,6 +162,15 @@ function row(adapter) {
     made.querySelector(".actions").append(button);
   }
   if (adapter.reason) made.append(reasonRow(adapter.reason));
+  if (adapter.warnings.length) made.append(warningRow(adapter.warnings));
+  return made;
+}
+
+function warningRow(warnings) {
+  const made = element("tr", undefined, "warning");
+  const cell = made.appendChild(document.createElement("td"));
+  cell.colSpan = 9;
+  cell.append(warnings.join("; "));
   return made;
 }
 
