@@ -161,14 +161,21 @@ class Tour:
 
 def show_commands(view: View) -> None:
     """What to type for a server that stays."""
-    vllm, model, adapters = (os.path.relpath(path) for path in (VLLM, MODEL, EXAMPLES / "adapters"))
+    paths = (
+        VLLM,
+        VLLM.with_name("lora-plugin"),
+        MODEL,
+        EXAMPLES / "adapters",
+        EXAMPLES.parent / "tools/steady",
+    )
+    vllm, command, model, adapters, steady = map(os.path.relpath, paths)
     variables = " ".join(f"{name}={value}" for name, value in (CPU | QUIET).items())
     body = json.dumps({"model": "pirate", "messages": [{"role": "user", "content": QUESTION}]})
     view.step("To keep a server running")
     view.plain(f"""\
   mkdir -p my-adapters
   {variables} \\
-  LORA_PLUGIN_ADAPTER_DIR=my-adapters \\
+  LORA_PLUGIN_ADAPTER_DIR=my-adapters PYTHONPATH={steady} \\
   {vllm} serve {model} --served-model-name {BASE} --max-model-len 2048
 
 and, in another terminal:
@@ -176,7 +183,7 @@ and, in another terminal:
   cp -r {adapters}/pirate my-adapters/
   curl -s http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{body}'
-  curl -s http://127.0.0.1:8765/v1/adapters
+  {command} list
 """)
 
 
