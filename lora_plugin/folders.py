@@ -198,7 +198,8 @@ def _walk(path: str, depth: int) -> Iterator[bytes]:
     try:
         with os.scandir(path) as found:
             entries = sorted(found, key=_importance)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # Gone, or a file by now; the adapter is there all the same.
         return
     except PermissionError as error:
         yield _unknown(path, error)

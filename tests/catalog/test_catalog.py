@@ -546,6 +546,26 @@ def test_a_file_that_could_not_be_read_once(
     assert bench.catalog.find("a").rank == 8
 
 
+def test_a_subfolder_that_becomes_a_file_while_it_is_looked_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(bench.root / "a")
+    (bench.root / "a" / "runs").mkdir()
+    bench.settle()
+    list_folder = os.scandir
+
+    def disturbed(path: Any) -> Any:
+        if str(path).endswith("runs") and Path(path).is_dir():
+            Path(path).rmdir()
+            Path(path).touch()
+        return list_folder(path)
+
+    with monkeypatch.context() as busy:
+        busy.setattr("lora_plugin.folders.os.scandir", disturbed)
+        bench.settle()
+    assert bench.kinds("a") == ["discovered", "listed"]
+
+
 def test_changed_during_the_check(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was checked may be half of one content and half of the next."""
     inspect = folders.inspect
