@@ -25,7 +25,9 @@ _CODES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: Code.BODY_TOO_LARGE,
 }
 _HINTS = {
-    Code.UNAUTHORIZED: "send 'Authorization: Bearer <token>' with the server's LORA_PLUGIN_ADMIN_TOKEN",
+    Code.UNAUTHORIZED: "send 'Authorization: Bearer <token>' with the server's LORA_PLUGIN_ADMIN_TOKEN, "
+    "which the command lora-plugin takes from that variable",
+    Code.TOO_MANY_REQUESTS: "wait for the seconds that Retry-After says",
     Code.ROUTE_UNKNOWN: "GET /v1 lists the routes",
 }
 

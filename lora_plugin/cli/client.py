@@ -28,7 +28,13 @@ class Refused(Exception):
 
 
 class Unreachable(Exception):
-    """No answer, or not that of an admin endpoint."""
+    """No answer, or not that of an admin endpoint; `hint` says what to do."""
+
+    def __init__(
+        self, message: str, hint: str = "is the server running? --admin URL names another endpoint"
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class AdminClient:
@@ -133,9 +139,31 @@ class AdminClient:
                 ) from None
             raise Refused(problem) from None
         except URLError as error:
-            raise Unreachable(f"no answer from {self._url}: {_words(error.reason)}") from None
+            raise self._no_answer(error.reason) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"no answer from {self._url}: {_words(error)}") from None
+            raise self._no_answer(error) from None
+
+    def _no_answer(self, why: object) -> Unreachable:
+        """In the system's words, without its numbers; a wrong scheme or certificate in ours."""
+        start = f"no answer from {self._url}:"
+        match why:
+            case ssl.SSLCertVerificationError():
+                hint = (
+                    "LORA_PLUGIN_ADMIN_TLS_CERT names a certificate to trust; call the server by a name in it"
+                )
+                return Unreachable(
+                    f"{start} its certificate is not trusted: {why.verify_message.strip('.')}", hint
+                )
+            case ssl.SSLError():
+                return Unreachable(f"{start} it does not speak https")
+            case http.client.RemoteDisconnected() if self._url.startswith("http:"):
+                hint = (
+                    "if it speaks https, set LORA_PLUGIN_ADMIN_TLS_CERT, or name it with --admin https://..."
+                )
+                return Unreachable(f"{start} it closed the connection", hint)
+            case OSError(strerror=str(words)):
+                return Unreachable(f"{start} {words}")
+        return Unreachable(f"{start} {why or type(why).__name__}")
 
     def _decoded(self, body: bytes | str) -> dict[str, Any]:
         try:
@@ -145,17 +173,6 @@ class AdminClient:
         if not isinstance(decoded, dict):
             raise Unreachable(f"{self._url} does not answer as an admin endpoint does")
         return decoded
-
-
-def _words(reason: object) -> str:
-    """Why there is no answer, as the system says it, without numbers."""
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({reason.verify_message})"
-    if isinstance(reason, ssl.SSLError):
-        return "it does not speak https"
-    if isinstance(reason, OSError) and reason.strerror:
-        return reason.strerror
-    return str(reason) or type(reason).__name__
 
 
 def _trust(certificate: str | None) -> ssl.SSLContext:

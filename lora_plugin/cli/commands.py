@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.REFUSED
     except Unreachable as error:
         complain(str(error))
-        complain("hint: is the server running? --admin URL names another endpoint")
+        complain(f"hint: {error.hint}")
         return Exit.UNREACHABLE
     except KeyboardInterrupt:
         return Exit.INTERRUPTED

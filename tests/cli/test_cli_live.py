@@ -213,6 +213,12 @@ def test_the_own_certificate_is_trusted(operations: MemoryOperations, tmp_path: 
     try:
         trusting = run("list", LORA_PLUGIN_ADMIN_PORT=port, LORA_PLUGIN_ADMIN_TLS_CERT=str(cert))
         assert trusting.returncode == 0, trusting.stderr
-        assert run("list", "--admin", f"https://127.0.0.1:{port}").returncode == 3
+        doubting = run("list", "--admin", f"https://127.0.0.1:{port}")
+        assert doubting.returncode == 3
+        assert "its certificate is not trusted: self-signed certificate" in doubting.stderr
+        assert "hint: LORA_PLUGIN_ADMIN_TLS_CERT names a certificate to trust" in doubting.stderr
+        plain = run("list", "--admin", f"http://127.0.0.1:{port}")
+        assert plain.returncode == 3
+        assert "hint: if it speaks https" in plain.stderr
     finally:
         server.stop()
