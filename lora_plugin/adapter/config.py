@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
+_MAX_BASE_MODEL: Final = 500
 _MAX_RANK: Final = 1 << 20
 _MAX_TOKEN: Final = 1 << 31
 
@@ -55,7 +56,7 @@ class AdapterConfig:
         bias: whether biases of the base model were trained and saved.
         lora_bias: whether every lora_B has a bias.
         tokens: trained tokens by the end of their module's name; "" is the embedding, whatever its name.
-        base_model: `base_model_name_or_path`, if the config names one.
+        base_model: `base_model_name_or_path`, if the config names one: at most 500 printable characters.
         canonical: the config's content, the same for every order of its keys and every white space.
     """
 
@@ -90,7 +91,6 @@ class AdapterConfig:
         data = parse_object(raw, CONFIG_FILE, Code.CONFIG_INVALID, growing=True)
         _check_type(data)
         _check_features(data)
-        base = data.get("base_model_name_or_path")
         return cls(
             r=_rank("r", data.get("r")),
             alpha=_alpha("lora_alpha", data.get("lora_alpha")),
@@ -101,7 +101,7 @@ class AdapterConfig:
             bias=_trains_biases(data.get("bias")),
             lora_bias=_flag("lora_bias", data.get("lora_bias")),
             tokens=_tokens(data.get("trainable_token_indices")),
-            base_model=base if isinstance(base, str) and base else None,
+            base_model=_base_model(data.get("base_model_name_or_path")),
             canonical=_canonical(data),
         )
 
@@ -151,6 +151,13 @@ def _unsupported(field: str, feature: str, value: object, hint: str) -> AdapterR
     return AdapterRejected(
         Code.FEATURE_UNSUPPORTED, f"{field}: {feature} is not supported", found=show(value), hint=hint
     )
+
+
+def _base_model(value: object) -> str | None:
+    """A stranger's words, shown in lists with those of others: short, and text that JSON can carry."""
+    if not isinstance(value, str) or not value:
+        return None
+    return "".join(char if char.isprintable() else "?" for char in value[:_MAX_BASE_MODEL])
 
 
 def _rank(field: str, value: object) -> int:

@@ -159,6 +159,12 @@ def test_a_base_model_that_says_nothing(base: Any) -> None:
     assert read(base_model_name_or_path=base).base_model is None
 
 
+def test_a_base_model_is_short_and_can_be_shown() -> None:
+    """In the lists of all adapters: JSON cannot carry half a character, nor terminals an escape."""
+    assert read(base_model_name_or_path="org/\ud800\x1b[2Jé").base_model == "org/??[2Jé"
+    assert len(read(base_model_name_or_path="m" * 100_000).base_model or "") == 500
+
+
 def test_rslora_divides_by_the_root_of_the_modules_own_rank() -> None:
     config = read(use_rslora=True, rank_pattern={"q_proj": 4}, alpha_pattern={"k_proj": 1})
     assert [config.scale(name) for name in ("x.q_proj", "x.k_proj")] == [8.0, 1 / 8**0.5]
