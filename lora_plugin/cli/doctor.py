@@ -91,8 +91,10 @@ def _engine(about: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"{engine['waiting_requests']} requests wait for room on the device, the oldest {waited:.1f} s"
         yield finding("note", about, text)
     loads, hits = engine["counters"]["loads"], engine["counters"]["hits"]
-    if loads > hits and loads > engine["slabs"]:
-        text = f"{loads} loads for {hits} hits: more adapters are in use than fit; raise --max-loras"
+    moved = engine["counters"]["evictions"].get("device-room", 0)
+    if loads > hits and moved > engine["slabs"]:
+        text = f"{loads} loads for {hits} hits, {moved} adapters lost their place: more are in use than fit; "
+        text += "raise --max-loras"
         yield finding("note", about, text)
 
 

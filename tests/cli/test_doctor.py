@@ -54,13 +54,18 @@ def test_nothing_is_wrong() -> None:
     assert "nothing is wrong" in render(found)
 
 
+def test_loads_without_evictions_are_those_after_a_start() -> None:
+    counters = {"loads": 50, "hits": 10, "misses": 50, "evictions": {"device-room": 0}}
+    assert not list(general([], routing(), {"engines": [{**ENGINE, "counters": counters}]}))
+
+
 def test_what_is_wrong_comes_first() -> None:
     file = {
         "name": "aliases.yaml",
         "reason": {"message": "aliases.yaml cannot be used: line 3", "code": "routing-invalid"},
     }
     busy = {**ENGINE, "waiting_requests": 3, "longest_wait_seconds": 2.0}
-    busy["counters"] = {**ENGINE["counters"], "loads": 50, "hits": 10}  # type: ignore[dict-item]
+    busy["counters"] = {**ENGINE["counters"], "loads": 50, "hits": 10, "evictions": {"device-room": 40}}  # type: ignore[dict-item]
     lines = render(
         list(
             general(
