@@ -21,6 +21,9 @@ CELLS_PER_TOKEN = 64
 """A longest run of this rank is one product; a higher rank is cut into several."""
 
 
+_NOTHING: tuple[IntArray, ...] = (np.empty(0, dtype=np.int64),) * 5
+
+
 class Batch:
     """The rows of a step and the plan to compute them; reused for the life of the server.
 
@@ -71,8 +74,7 @@ class Batch:
         elif self.kernels == "triton":
             self.tiles = DeviceTiles(max_tokens, max_adapters, max_rank or arena_rows, self.device)
         self.plans = 0
-        none = np.empty(0, dtype=np.int64)
-        self._inputs: tuple[IntArray, ...] = (none,) * 5
+        self._inputs: tuple[IntArray, ...] = _NOTHING
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +118,14 @@ class Batch:
         self.plans += 1
         self.num_rows, self.num_adapters = num_rows, len(step.records)
         self._inputs = tuple(column.copy() for column in inputs)
+
+    def restore(self) -> None:
+        """The device's memory lost its content: an empty step, whatever the last one was."""
+        self.num_rows = self.num_adapters = 0
+        self.plan, self.adjustments, self._products = (), (), {}
+        self._inputs = _NOTHING
+        if self.tiles is not None:
+            self.tiles.restore()
 
     def reserve(self, weights: LayerWeights) -> None:
         """Takes a layer into account: its buffers, and its width in the plan's costs."""

@@ -99,6 +99,16 @@ class Arena:
         if resident is not None:
             self._free_entries.append(resident.entry)
 
+    def reset(self) -> None:
+        """Empty it: the device's memory lost its content, and may hold anything."""
+        for weights in self.weights:
+            weights.a.zero_()
+            for b in weights.b:
+                b.zero_()
+        self._dirty[:] = False
+        for adapter_id in list(self._residents):
+            self.drop(adapter_id)
+
     def entries(self, adapter_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """The table index of each request's adapter.
 

@@ -50,7 +50,7 @@ class BaseModel(Protocol):
 
     @property
     def layers(self) -> Sequence[BaseLayer]:
-        """In the order of `ModelLayout.layers`."""
+        """In the order of `ModelLayout.layers`; others once the weights are replaced."""
         ...
 
     def run(self, tasks: Sequence[Task]) -> list[Tensor]:

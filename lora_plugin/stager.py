@@ -144,6 +144,14 @@ class Stager:
         """Drop an adapter's host copy."""
         self._outcomes.pop(adapter_id, None)
 
+    def relative(self) -> set[int]:
+        """The adapters that were made of the base model's weights, or may be: those under way."""
+        return {
+            adapter_id
+            for adapter_id, outcome in list(self._outcomes.items())
+            if outcome.reason is None and (outcome.packed is None or outcome.packed.relative)
+        }
+
     def close(self) -> None:
         """End the thread after the job at hand."""
         self._jobs.put(None)

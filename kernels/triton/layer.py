@@ -34,7 +34,7 @@ class DeviceLayer:
             [b.data_ptr(), width, first]
             for b, width, first in zip(weights.b, weights.widths, firsts, strict=True)
         ]
-        self._slices = torch.tensor(table, dtype=torch.int64, device=weights.a.device)
+        self._slices = tiles.constant(torch.tensor(table, dtype=torch.int64))
         self._aligned = all(value % 16 == 0 for row in table for value in row)
 
     def __call__(self, y: Tensor, x: Tensor) -> None:

@@ -39,6 +39,18 @@ class DeviceTiles:
         self._pin = device.type == "cuda"
         self.buffer = torch.zeros(self._rows_at + max_tokens, dtype=torch.int32, device=device)
         self.rows = self.buffer[self._rows_at :]
+        self._constants: list[tuple[Tensor, Tensor]] = []
+
+    def constant(self, values: Tensor) -> Tensor:
+        """A tensor on the device that no step changes."""
+        self._constants.append((values.to(self.buffer.device, copy=True), values))
+        return self._constants[-1][0]
+
+    def restore(self) -> None:
+        """The device's memory lost its content: an empty step, and the constants again."""
+        self.buffer.zero_()
+        for tensor, values in self._constants:
+            tensor.copy_(values)
 
     def bound(self, rows: int, height: int) -> int:
         """The most tiles of this height that any step of `rows` rows has."""

@@ -41,7 +41,8 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
         a = stack([layer.a for layer in joined])
         b = tuple(stack(slices) for slices in zip(*(layer.b for layer in joined), strict=True))
         layers.append(PackedLayer(index, a.shape[0], a, b))
-    return PackedAdapter(max(layer.rank for layer in layers), nbytes, tuple(layers), slab)
+    rank, relative = max(layer.rank for layer in layers), any(part.relative for part in parts)
+    return PackedAdapter(rank, nbytes, tuple(layers), slab, relative=relative)
 
 
 def check_part(part: PackedAdapter) -> PackedAdapter:

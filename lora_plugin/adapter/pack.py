@@ -58,6 +58,7 @@ class PackedAdapter:
         slab: 1-D, contiguous, in the serving dtype; every `a`, `b` and `outputs` is a view of it, in the
             order a, b[0], b[1], ..., outputs[0], ... of each layer, without gaps.
         affine: whether any layer has `outputs`.
+        relative: whether it was made of the base model's weights, too, and fits only these.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class PackedAdapter:
     layers: tuple[PackedLayer, ...]
     slab: Tensor
     affine: bool = False
+    relative: bool = False
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,8 @@ class Packer:
     def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
         dtype = _SERVED[layout.dtype]
         slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
-        self.adapter = PackedAdapter(plan.rank, plan.nbytes, _views(plan, layout, slab), slab, plan.affine)
+        views = _views(plan, layout, slab)
+        self.adapter = PackedAdapter(plan.rank, plan.nbytes, views, slab, plan.affine, plan.relative)
         self.vectors: dict[str, Tensor] = {}
         self._uses: dict[str, list[_Use]] = {}
         self._largest: dict[str, float] = {}

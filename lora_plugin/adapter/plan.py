@@ -109,6 +109,11 @@ class Plan:
         return any(layer.outputs for layer in self.layers)
 
     @property
+    def relative(self) -> bool:
+        """Whether it is made of the base model's weights, too (DoRA, biases, tokens)."""
+        return self.affine or any(layer.tokens for layer in self.layers)
+
+    @property
     def rows(self) -> int:
         """Arena rows in every layer."""
         return self.rank + AFFINE_ROWS * self.affine

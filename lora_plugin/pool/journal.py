@@ -22,6 +22,8 @@ class Cause(StrEnum):
     RETIRED = "retired"
     RESET = "reset"
     """the device's memory was given up; the host copy stays"""
+    BASE = "base"
+    """the base model's weights, which it was made of, were replaced"""
 
 
 class Journal:

@@ -294,6 +294,20 @@ class AdapterPool:
         """
         self._device.reset()
 
+    def discard(self, adapter_id: int) -> bool:
+        """A version's copies are of no use: the base model's weights, which they were made of, were replaced.
+
+        It is unpinned. True if there was one; what unfinished requests need of it is named by `restage`. No
+        request that uses it may be in the next step before that.
+        """
+        entry = self._versions.get(adapter_id)
+        if entry is None or entry.host in (Host.ABSENT, Host.WAITING):
+            return False
+        self._device.unpin(entry)
+        self._device.end_use(adapter_id)
+        self._copies.forget(entry, Cause.BASE)
+        return True
+
     @property
     def host_free(self) -> int:
         """Bytes of the host cache that nobody has to leave for."""

@@ -118,3 +118,25 @@ def test_mixed_batches_and_reused_rows(
     served.arena.load(ids["biases"], packed["biases"], 0)
     served.check([("dora", 2), ("plain", 5), (None, 1), ("biases", 1)], ids, models)
     served.check([("plain", 4)], ids, models)
+
+
+@pytest.mark.parametrize("way", kernels.available())
+def test_after_the_device_lost_its_memory(
+    way: str, base: nn.Module, models: dict[str, PeftModel], packed: dict[str, PackedAdapter]
+) -> None:
+    """Whatever the rows hold then; the ids come back to other rows than they had."""
+    served = Served(way, base)
+    ids = {name: 100 + i for i, name in enumerate(TRAINED)}
+    for name, first_row in zip(TRAINED, (0, 24, 40, 48), strict=True):
+        served.arena.load(ids[name], packed[name], first_row)
+    everyone: list[tuple[str | None, int]] = [(None, 2), *((name, 3) for name in TRAINED)]
+    served.check(everyone, ids, models)
+    for weights in served.arena.weights:
+        for tensor in (weights.a, *weights.b):
+            tensor.fill_(torch.nan)
+    served.arena.reset()
+    served.batch.restore()
+    assert served.batch.is_empty
+    for name, first_row in zip(reversed(TRAINED), (0, 16, 24, 40), strict=True):
+        served.arena.load(ids[name], packed[name], first_row)
+    served.check(everyone, ids, models)

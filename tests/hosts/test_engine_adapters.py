@@ -32,6 +32,8 @@ class Rank:
         self.times = LoadTimes(torch.device("cpu"))
         self.stager = Stager(LAYOUT, 1 << 20, None, loader=loader, times=self.times)
         self.orders: list[Load | Drop | Forget] = []
+        self.emptied = 0
+        self.outdated: set[int] = set()
 
     def execute(self, orders: Orders) -> None:
         self.orders += orders
@@ -46,6 +48,10 @@ class Rank:
             self.stager.stage(job)
         outcomes = {adapter_id: self.stager.outcome(adapter_id) for adapter_id in ask}
         return {adapter_id: outcome.to_dict() for adapter_id, outcome in outcomes.items() if outcome}
+
+    def recover(self, emptied: bool) -> list[int]:
+        self.emptied += emptied
+        return sorted(self.outdated)
 
     def measure(self) -> dict[str, Any]:
         return {"seconds": self.times.to_dict(), "plans": {}}
@@ -62,6 +68,7 @@ class Engine:
         self.gate = threading.Event()
         self.gate.set()
         self.loads = 0
+        self.is_sleeping = False
         self.ranks = [Rank(self.load), Rank(self.load)]
         self.pool = AdapterPool(2, 16, 1000)
         self.adapters = EngineAdapters(self, self.pool, HookManager())
@@ -76,7 +83,7 @@ class Engine:
         return PackedAdapter(8, 100, (), torch.zeros(0))
 
     def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
-        assert function in (rpc.exchange, rpc.layout, rpc.measure)
+        assert function in (rpc.exchange, rpc.layout, rpc.measure, rpc.recover)
         return [function(rank, *args) for rank in self.ranks]
 
     def stage(self, adapter_id: int, name: str = "good") -> dict[str, Any]:
@@ -198,3 +205,52 @@ def test_metrics_come_with_a_snapshot(engine: Engine) -> None:
     assert sum(result["usage"]["steps"]["counts"]) == 1
     seconds = result["worker"]["seconds"]
     assert [sum(seconds[stage]["counts"]) for stage in ("queue", "pack", "device")] == [1, 1, 0]
+
+
+def test_nothing_goes_to_workers_whose_memory_is_away(engine: Engine) -> None:
+    engine.until(7, "ready")
+    engine.adapters.call("pin", {"id": 7}, idle=False)
+    engine.is_sleeping = True
+    before = [list(rank.orders) for rank in engine.ranks]
+    assert engine.adapters.take_orders() == ()
+    assert engine.stage(8)["state"] == "staging"
+    assert [rank.orders for rank in engine.ranks] == before
+    assert engine.loads == len(engine.ranks)
+    engine.is_sleeping = False
+    engine.until(8, "ready")
+    assert all(Load(7, 0) in rank.orders for rank in engine.ranks)
+
+
+def test_after_level_two_what_is_pinned_is_loaded_again(engine: Engine) -> None:
+    engine.until(7, "ready")
+    engine.adapters.call("pin", {"id": 7}, idle=True)
+    for level, emptied in ((1, 0), (2, 1), (1, 1)):
+        engine.adapters.slept(level)
+        # Weights first, as after level 2: nothing is emptied until all memory is back.
+        engine.is_sleeping = True
+        assert engine.adapters.recover() == frozenset()
+        engine.is_sleeping = False
+        assert engine.adapters.recover() == frozenset()
+        assert [rank.emptied for rank in engine.ranks] == [emptied] * 2
+        assert engine.adapters.take_orders() == ((Load(7, 0),) if level == 2 else ())
+
+
+def test_what_was_made_of_other_weights_is_made_anew(engine: Engine) -> None:
+    for adapter_id in (7, 8, 9):
+        engine.until(adapter_id, "ready")
+    engine.adapters.call("pin", {"id": 7}, idle=True)
+    engine.pool.acquire("r", 8)
+    for rank in engine.ranks:
+        rank.outdated = {7, 8}
+    outdated = engine.adapters.recover()
+    assert outdated == {7, 8}
+    engine.adapters.renew(outdated)
+    assert engine.pool.snapshot()["host_bytes"] == 200
+    deadline = time.monotonic() + 10
+    while not (engine.pool.try_admit(8) and engine.pool.try_admit(7)):
+        assert time.monotonic() < deadline
+        engine.adapters.park(8)
+        engine.adapters.advance()
+        time.sleep(0.006)
+    assert engine.loads == (3 + 2) * len(engine.ranks)
+    assert engine.pool.get(7).pinned

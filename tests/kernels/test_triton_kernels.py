@@ -234,3 +234,18 @@ def test_halves_are_the_whole() -> None:
         subject.layer.shrink(x[:, :8])
     with pytest.raises(ValueError, match="columns"):
         subject.layer.expand(y[:, :8])
+
+
+def test_after_the_device_lost_its_memory() -> None:
+    """Constants are written again, and the step is an empty one whatever the buffer holds."""
+    subject = Subject((4, 24), 101, (72, 40), torch.float32)
+    step = Step((1, -1, 0), (3, 2, 4))
+    subject.check(step)
+    subject.tiles.buffer.fill_(7)
+    subject.layer._slices.fill_(-1)
+    subject.tiles.restore()
+    y, x = subject.inputs(9)
+    before = y.clone()
+    subject.run(y, x)
+    assert torch.equal(y, before)
+    subject.check(step)

@@ -287,6 +287,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.reset_device()
         self.worker.lose_device()
 
+    @rule(adapter_id=IDS)
+    def discard(self, adapter_id: int) -> None:
+        """Its requests have left the step before."""
+        cached = self.host_state(adapter_id) in (Host.STAGING, Host.READY)
+        assert self.pool.discard(adapter_id) == cached
+        if cached:
+            assert self.host_state(adapter_id) is Host.ABSENT
+            self.forget_pin(adapter_id)
+            self.in_use.pop(adapter_id, None)
+            self.safe.discard(adapter_id)
+            self.keep_safe()
+
     @rule()
     def send(self) -> None:
         """Once its orders are carried out, the worker holds what the pool says."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,17 +27,18 @@ class HostLayer:
     Args:
         wrapped: the layer.
         dtype, device: what it computes in, and where.
+
+    Attributes:
+        bias: as it was when this was made.
     """
 
     def __init__(self, wrapped: Wrapped, dtype: torch.dtype, device: torch.device) -> None:
         self._layer, self._dtype, self._device = wrapped.layer, dtype, device
         self._base: Any = wrapped.base
         self._norms: Tensor | None = None
-
-    @functools.cached_property
-    def bias(self) -> Tensor | None:
+        # Read here: the staging thread asks for it, and the device's memory may be away then (sleep).
         bias: Tensor | None = getattr(self._base, "bias", None)
-        return None if bias is None else bias.detach().float().cpu()
+        self.bias: Tensor | None = None if bias is None else bias.detach().float().cpu()
 
     @property
     def adds_bias(self) -> bool:

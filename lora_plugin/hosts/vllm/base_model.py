@@ -29,8 +29,13 @@ class HostModel:
     """
 
     def __init__(self, wrapped: Sequence[Wrapped], dtype: torch.dtype, device: torch.device) -> None:
-        self.layers = tuple(HostLayer(each, dtype, device) for each in wrapped)
+        self._wrapped, self._dtype, self._device = tuple(wrapped), dtype, device
         self.work = BetweenSteps()
+        self.reset()
+
+    def reset(self) -> None:
+        """Its weights are others now: what is known of them, and what is being computed, is of no use."""
+        self.layers = tuple(HostLayer(each, self._dtype, self._device) for each in self._wrapped)
 
     def run(self, tasks: Sequence[Task]) -> list[Tensor]:
         return self.work.run([_to_host(task) for task in tasks])

@@ -151,7 +151,6 @@ def _refuse_contradictions(args: Any) -> None:
         (args.default_mm_loras, "--default-mm-loras", "put the adapters into the watched directory"),
         (args.enable_tower_connector_lora, "--enable-tower-connector-lora", "leave it out"),
         (args.pipeline_parallel_size > 1, "--pipeline-parallel-size", "use tensor parallelism"),
-        (args.enable_sleep_mode, "--enable-sleep-mode", "leave it out: sleep would empty the arena"),
         (
             os.environ.get("VLLM_USE_RUST_FRONTEND") == "1",
             "VLLM_USE_RUST_FRONTEND=1",

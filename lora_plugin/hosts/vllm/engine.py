@@ -66,6 +66,8 @@ class EngineAdapters:
         self._staging: set[int] = set()
         self._failures: dict[int, Reason] = {}
         self.usage = Usage()
+        self._pins: set[int] = set()
+        self._emptied = False
         self._parked = False
         self._polled_at = 0.0
         self._commands: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -100,7 +102,7 @@ class EngineAdapters:
     def advance(self) -> None:
         """Ask how staging goes, if a request waits for it and it was not asked just now."""
         now = time.monotonic()
-        if not self._parked or now - self._polled_at < _POLL_SECONDS:
+        if not (self._parked or self._pins) or now - self._polled_at < _POLL_SECONDS:
             return
         self._parked, self._polled_at = False, now
         for entry in self._pool.restage():
@@ -109,11 +111,42 @@ class EngineAdapters:
             self._exchange()
 
     def take_orders(self) -> Orders:
-        """What the workers are to be told with the next step or call; plugins hear of it."""
+        """What the workers are to be told with the next step or call; plugins hear of it.
+
+        Nothing while the workers' memory is away.
+        """
+        if self._executor.is_sleeping:
+            return ()
         orders = self._pool.take_orders()
         if self._events is not None:
             self._events.follow(orders)
         return orders
+
+    def slept(self, level: int) -> None:
+        """The engine was put to sleep; from level 2 on, what is on the device is lost."""
+        self._emptied |= level >= 2
+
+    def recover(self) -> frozenset[int]:
+        """After sleep, or an RPC that may have replaced weights: pool and workers agree again.
+
+        Returns:
+            The versions that were made of weights that are gone: for `renew`, once no request runs with one.
+        """
+        emptied = self._emptied and not self._executor.is_sleeping
+        replies = self._executor.collective_rpc(rpc.recover, args=(emptied,))
+        if emptied:
+            self._emptied = False
+            self._pool.reset_device()
+        return frozenset(adapter_id for reply in replies for adapter_id in reply)
+
+    def renew(self, outdated: Iterable[int]) -> None:
+        """Give up these versions' copies: made anew on demand, and at once if they are pinned."""
+        for adapter_id in outdated:
+            entry = self._pool.get(adapter_id)
+            pinned = entry is not None and entry.pinned
+            if self._pool.discard(adapter_id) and entry is not None and pinned:
+                self._pins.add(adapter_id)
+                self._want(StageSpec(adapter_id, entry.name, entry.digest, entry.path, entry.nbytes))
 
     def call(self, command: str, payload: dict[str, Any], *, idle: bool) -> dict[str, Any]:
         """Execute a command.
@@ -179,6 +212,8 @@ class EngineAdapters:
 
     def _exchange(self) -> None:
         """One call to every rank: orders so far, new jobs, and how the jobs under way stand."""
+        if self._executor.is_sleeping:
+            return
         jobs, self._jobs = list(self._jobs.values()), {}
         # What was retired meanwhile is forgotten by the workers: they would be asked for ever.
         self._staging = {i for i in self._staging if self._is_staging(i)} | {job.adapter_id for job in jobs}
@@ -203,6 +238,17 @@ class EngineAdapters:
                 )
             except AdapterRejected as error:
                 self._fail(adapter_id, error.reason)
+            else:
+                self._pin_again(adapter_id)
+
+    def _pin_again(self, adapter_id: int) -> None:
+        if adapter_id not in self._pins:
+            return
+        self._pins.discard(adapter_id)
+        try:
+            self._pool.pin(adapter_id)
+        except LoraPluginError as error:
+            logger.warning("a pin was lost with the base model's weights: %s", error.reason)
 
     def _adapter_requests(self) -> dict[str, Any]:
         """Names of adapters whose requests run, and of those whose wait or which are being loaded."""
@@ -220,6 +266,7 @@ class EngineAdapters:
 
     def _fail(self, adapter_id: int, reason: Reason) -> None:
         self._staging.discard(adapter_id)
+        self._pins.discard(adapter_id)
         # Only the latest are of use to anyone; a directory of bad adapters must not grow this for ever.
         while len(self._failures) >= _MAX_FAILURES:
             self._failures.pop(next(iter(self._failures)))
@@ -292,5 +339,31 @@ def list_loras(original: Callable[..., set[int]]) -> Callable[..., set[int]]:
         if getattr(self.scheduler, "adapters", None) is None:
             return original(self)
         return {int(adapter["id"]) for adapter in self.scheduler.pool.snapshot()["adapters"]}
+
+    return method
+
+
+def sleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `EngineCore.sleep`: what is lost is remembered."""
+
+    @functools.wraps(original)
+    def method(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        adapters: EngineAdapters | None = getattr(self.scheduler, "adapters", None)
+        if adapters is not None:
+            adapters.slept(level)
+        return original(self, level, *args, **kwargs)
+
+    return method
+
+
+def then_recover(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `EngineCore.wake_up` and `collective_rpc`, after which weights and memory may be others."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if getattr(self.scheduler, "adapters", None) is not None:
+            self.scheduler.recover()
+        return result
 
     return method

@@ -204,6 +204,27 @@ SEAMS: tuple[Seam, ...] = (
         ("self", "lora_id"),
         "the pool decides",
     ),
+    Seam(
+        _CORE,
+        "EngineCore.sleep",
+        engine.sleep,
+        ("self", "level", "mode"),
+        "from level 2 on the device's memory is lost",
+    ),
+    Seam(
+        _CORE,
+        "EngineCore.wake_up",
+        engine.then_recover,
+        ("self", "tags"),
+        "adapters in use are loaded again",
+    ),
+    Seam(
+        _CORE,
+        "EngineCore.collective_rpc",
+        engine.then_recover,
+        ("self", "method", "timeout", "args", "kwargs"),
+        "weights may have been replaced, which DoRA, trained biases and tokens are relative to",
+    ),
     Seam(_CORE, "EngineCore.list_loras", engine.list_loras, ("self",), "the pool knows"),
     Seam(
         _MIXIN,
@@ -225,6 +246,13 @@ SEAMS: tuple[Seam, ...] = (
         runner.set_mapping,
         ("self", "prompt_lora_mapping", "token_lora_mapping", "lora_requests"),
         "the V2 runner's batch",
+    ),
+    Seam(
+        _MIXIN,
+        "LoRAModelRunnerMixin.reset_lora_state",
+        runner.reset_lora_state,
+        ("self",),
+        "called when the base model's weights were replaced",
     ),
     Seam(
         _V1,

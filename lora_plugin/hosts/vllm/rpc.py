@@ -30,6 +30,12 @@ def explain(worker: Any, adapter_id: int) -> dict[str, Any]:
     return result
 
 
+def recover(worker: Any, emptied: bool) -> list[int]:
+    """See `WorkerAdapters.recover`."""
+    result: list[int] = worker.model_runner.lora_manager.recover(emptied)
+    return result
+
+
 def exchange(worker: Any, orders: Orders, jobs: list[Job], ask: list[int]) -> dict[int, Any]:
     """Execute orders, start jobs, and say how the adapters in `ask` stand.
 

@@ -55,6 +55,19 @@ def set_active_loras(original: Callable[..., None]) -> Callable[..., None]:
     return method
 
 
+def reset_lora_state(original: Callable[..., None]) -> Callable[..., None]:
+    """Around `LoRAModelRunnerMixin.reset_lora_state`, called after base weights are replaced."""
+
+    @functools.wraps(original)
+    def method(self: Any) -> None:
+        original(self)
+        adapters = _adapters(self)
+        if adapters is not None:
+            adapters.base_replaced()
+
+    return method
+
+
 def prompt_logprobs(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Around the V1 runner's `_get_prompt_logprobs_dict`: logits of prompt rows, request by request."""
 

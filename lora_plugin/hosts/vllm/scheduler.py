@@ -104,6 +104,15 @@ class LoraSchedulerMixin:
             self._lost[request.request_id] = reason
         return False
 
+    def recover(self) -> None:
+        """Weights or memory of the workers may be others now: what was made of them is made anew."""
+        outdated = self.adapters.recover()
+        running: list[Request] = self.running  # type: ignore[attr-defined]
+        if any(r.lora_request is not None and r.lora_request.lora_int_id in outdated for r in running):
+            # They begin again, as the host has it for requests that it keeps over a sleep.
+            self.reset_prefix_cache(reset_running_requests=True)  # type: ignore[attr-defined]
+        self.adapters.renew(outdated)
+
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
         lost = self._finish_lost()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)  # type: ignore[misc]

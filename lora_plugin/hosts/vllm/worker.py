@@ -69,6 +69,7 @@ class WorkerAdapters:
         self._times = LoadTimes(device)
         self._recent = RecentBatches()
         self._stepped_at = 0.0
+        self._outdated: set[int] = set()
         self._sampled: tuple[Ids, Counts] = (np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def create_lora_manager(self, model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -145,6 +146,27 @@ class WorkerAdapters:
                     self.arena.drop(adapter_id)
                     self.stager.forget(adapter_id)
                     self._names.pop(adapter_id, None)
+
+    def base_replaced(self) -> None:
+        """The base model's weights are others now; the engine asks soon which adapters were made of them."""
+        self._base.reset()
+        self._outdated |= self.stager.relative()
+
+    def recover(self, emptied: bool) -> list[int]:
+        """What the engine asks after anything that may have changed weights or memory.
+
+        Args:
+            emptied: the device's memory lost its content: the arena is empty from now on.
+
+        Returns:
+            The adapters whose host copies were made of weights that have been replaced since.
+        """
+        if emptied:
+            self.arena.reset()
+            self._tokens.restore()
+            self._logits.restore()
+        outdated, self._outdated = sorted(self._outdated), set()
+        return outdated
 
     def stage(self, jobs: list[Job], ask: list[int]) -> dict[int, dict[str, Any]]:
         """Start to stage `jobs`, and say how the adapters in `ask` stand."""
