@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lora_plugin.adapter.files import open_plain
 from lora_plugin.hub.reference import HubReference
@@ -27,7 +27,7 @@ class Origin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     reference: HubReference
-    commit: str
+    commit: Annotated[str, Field(pattern=r"^[0-9A-Za-z._-]{1,100}$")]
     owner: str = ""
 
     def __str__(self) -> str:

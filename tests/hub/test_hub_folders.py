@@ -19,6 +19,7 @@ import lora_plugin.hub.placing
 from lora_plugin.catalog import Catalog
 from lora_plugin.entry import Adapter, AdapterState
 from lora_plugin.errors import AdapterRejected, Code
+from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.reference import HubReference, is_allowed, is_repo, name_of, parse_reference, repo_of
 
 OTHER = "2" * 40
@@ -140,6 +141,12 @@ def test_a_copy_of_a_fetched_folder_is_a_persons(adapter: Repository, root: Path
         found = server.catalog.get(name)
         assert found is not None
         assert (found.state, found.source) == (AdapterState.LISTED, f"hub:org/name@{COMMIT}")
+
+
+def test_an_origin_that_somebody_wrote_cannot_forge_a_line(tmp_path: Path) -> None:
+    record = '{"reference": {"repo": "org/name"}, "commit": "1\\nadapter \'x\' listed"}'
+    (tmp_path / ".lora_plugin_origin.json").write_text(record)
+    assert Origin.of(tmp_path) is None
 
 
 def test_two_servers_of_one_directory(adapter: Repository, root: Path) -> None:
