@@ -12,6 +12,9 @@ from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 MAX_VALUES: Final = 1 << 20
 """A parsed value takes up to some 200 bytes. 72,000 tensors, the most that any adapter has, are 580,000."""
 
+_KEY_COSTS: Final = 3
+"""Of those, 290,000 are keys."""
+
 _SHOWN: Final = 5
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = 160
@@ -45,6 +48,8 @@ def parse_object(raw: bytes, what: str, code: Code, *, growing: bool = False) ->
         AdapterIncomplete: INCOMPLETE, for a document cut off at its end, if `growing`.
     """
     values = sum(raw.count(opening) for opening in (b",", b"[", b"{"))
+    # A key costs more than a value, and one large object is parsed without a pause for other threads.
+    values = max(values, _KEY_COSTS * raw.count(b":"))
     if values > MAX_VALUES:
         raise AdapterRejected(
             Code.TOO_LARGE,

@@ -74,6 +74,15 @@ def test_dtypes_that_are_refused(dtype: str) -> None:
     assert caught.value.code is Code.DTYPE_UNSUPPORTED
 
 
+def test_as_many_tensors_as_any_adapter_has_and_no_object_of_any_size() -> None:
+    """One object is parsed at a stretch: what takes a second stops every stream of the server."""
+    most = {f"{i}": entry(shape=[0], offsets=(0, 0)) for i in range(72_000)}
+    assert len(parse(blob(most, 0))) == 72_000
+    with pytest.raises(LoraPluginError) as caught:
+        parse(blob(dict.fromkeys(map(str, range(400_000)), 1), 0))
+    assert caught.value.code is Code.TOO_LARGE
+
+
 def test_a_file_that_is_shorter_than_its_header_says() -> None:
     with pytest.raises(AdapterIncomplete) as caught:
         parse(blob({"a": entry()}, 23))
