@@ -71,6 +71,27 @@ def pool(view: Mapping[str, Any]) -> str:
     return "\n\n".join(_engine(index, engine) for index, engine in enumerate(view["engines"]))
 
 
+def routing(view: Mapping[str, Any]) -> str:
+    """One line per alias and composition, and one for each file that cannot be used."""
+    head = ("NAME", "KIND", "STANDS FOR", "STICKY", "FALLBACK")
+    aliases = [
+        (
+            each["name"],
+            "alias",
+            _shares(each["targets"], " ", ", "),
+            each["sticky"] or "-",
+            "base" if each["fallback"] else "-",
+        )
+        for each in view["aliases"]
+    ]
+    mixed = [
+        (each["name"], "composition", _shares(each["parts"], "*", "+"), "-", "-")
+        for each in view["compositions"]
+    ]
+    wrong = [printable(reason(file["reason"])) for file in view["files"] if file["reason"]]
+    return "\n".join([table(head, [*aliases, *mixed]), *wrong])
+
+
 def settings(rows: Iterable[Mapping[str, str]]) -> str:
     """One line per setting."""
     return table(
@@ -117,6 +138,16 @@ def table(head: Row, rows: Iterable[Row]) -> str:
 def printable(text: str) -> str:
     """`text` on one line without control characters: parts of it may come from an adapter's files."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _shares(targets: Iterable[Mapping[str, Any]], by: str, between: str) -> str:
+    """As in the files: `sql 90, sql-next@4f2a91c 10`, or `sql*0.7+polite*0.3`."""
+    return between.join(f"{_target(target)}{by}{target['weight']:g}" for target in targets)
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    version = f"@{target['version']}" if target["version"] else ""
+    return f"{target['adapter'] or 'base'}{version}"
 
 
 def _adapter_row(view: Mapping[str, Any]) -> Row:

@@ -88,6 +88,11 @@ def _pool(args: Namespace) -> None:
     show(args, pool, human.pool, sorted(resident))
 
 
+def _routing(args: Namespace) -> None:
+    view = client_of(args).routing()
+    show(args, view, human.routing, [each["name"] for each in (*view["aliases"], *view["compositions"])])
+
+
 def _load(args: Namespace) -> None:
     source = {"hub": args.hub, "revision": args.revision} if args.hub else None
     status, view = client_of(args).load(args.name, source, args.wait)
@@ -114,6 +119,7 @@ COMMANDS: tuple[tuple[str, str, Fill], ...] = (
     ("list", "list the adapters", asks(_list, _filters)),
     ("show", "show one adapter", asks(_show, _named)),
     ("pool", "show slabs, extents and host memory", asks(_pool)),
+    ("routing", "show aliases and compositions", asks(_routing)),
     ("load", "load an adapter into host memory now", asks(_load, _named, _load_options)),
     ("reload", "look at an adapter's files again", asks(_change, _named)),
     ("evict", "take an adapter out of device and host memory", asks(_change, _named)),

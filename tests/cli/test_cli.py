@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from command_runs import run
 from memory_operations import MemoryOperations, listed
 
 from lora_plugin.cli import client as client_module
-from lora_plugin.cli import main
+from lora_plugin.cli import human, main
 from lora_plugin.cli.client import AdminClient
 from lora_plugin.cli.human import size
 
@@ -80,6 +81,27 @@ def test_the_token_comes_from_the_environment(locked_url: str) -> None:
     assert "[unauthorized]" in refused.stderr
     assert "LORA_PLUGIN_ADMIN_TOKEN" in refused.stderr
     assert run("pool", "--admin", locked_url, LORA_PLUGIN_ADMIN_TOKEN="s3cret").returncode == 0
+
+
+def test_routing_for_people() -> None:
+    shares = [
+        {"adapter": "sql", "version": "4f2a91c", "weight": 90.0},
+        {"adapter": None, "version": None, "weight": 10.0},
+    ]
+    parts = [
+        {"adapter": name, "version": None, "weight": weight} for name, weight in (("a", 0.7), ("b", -0.3))
+    ]
+    view = {
+        "aliases": [{"name": "prod", "targets": shares, "sticky": "X-Tenant", "fallback": True}],
+        "compositions": [{"name": "mix", "parts": parts}],
+        "files": [{"name": "aliases.yaml", "reason": {"message": "line 3\x1b", "code": "routing-invalid"}}],
+    }
+    assert [re.split(r"  +", line) for line in human.routing(view).splitlines()] == [
+        ["NAME", "KIND", "STANDS FOR", "STICKY", "FALLBACK"],
+        ["prod", "alias", "sql@4f2a91c 90, base 10", "X-Tenant", "base"],
+        ["mix", "composition", "a*0.7+b*-0.3", "-", "-"],
+        ["line 3? [routing-invalid]"],
+    ]
 
 
 def test_pool_for_people(url: str) -> None:

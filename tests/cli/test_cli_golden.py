@@ -16,6 +16,7 @@ RUNS = {
     "show": ("show", "sql", "--format", "human"),
     "show-rejected": ("show", "wide", "--format", "human"),
     "pool": ("pool", "--format", "human"),
+    "routing": ("routing", "--format", "human"),
     "load": ("load", "sql", "--format", "human"),
     "pin": ("pin", "sql", "--format", "human"),
     "evict-in-use": ("evict", "busy", "--format", "human"),
