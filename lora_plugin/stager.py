@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lora_plugin.base_model import BaseModel
 from lora_plugin.composition import PartSource, parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
+from lora_plugin.load_spans import LoadSpan
 from lora_plugin.load_times import LoadTimes, Stage
 
 logger = logging.getLogger("lora_plugin")
@@ -111,7 +113,8 @@ class Stager:
         self._base = base
         self._loader = loader
         self._outcomes: dict[int, Outcome] = {}
-        self._jobs: queue.SimpleQueue[tuple[Job, float] | None] = queue.SimpleQueue()
+        self._spans: dict[int, LoadSpan] = {}
+        self._jobs: queue.SimpleQueue[tuple[Job, LoadSpan, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def stage(self, job: Job) -> None:
@@ -120,8 +123,9 @@ class Stager:
         if outcome is not None and outcome.reason is None:
             return
         self._outcomes[job.adapter_id] = Outcome(job=job)
+        span = self._spans[job.adapter_id] = LoadSpan(job.name, job.digest)
         self._ensure_thread()
-        self._jobs.put((job, time.monotonic()))
+        self._jobs.put((job, span, time.monotonic()))
 
     def outcome(self, adapter_id: int) -> Outcome | None:
         """How the staging stands; None when it was never asked for, or is forgotten."""
@@ -140,9 +144,14 @@ class Stager:
             raise LoraPluginError(Code.INTERNAL, f"adapter {adapter_id} is to be loaded but is not staged")
         return outcome.packed
 
+    def copying(self, adapter_id: int) -> AbstractContextManager[None]:
+        """Around the copy of a staged adapter to the device: a stage of its load's span."""
+        return self._spans[adapter_id].copying()
+
     def forget(self, adapter_id: int) -> None:
         """Drop an adapter's host copy."""
         self._outcomes.pop(adapter_id, None)
+        self._spans.pop(adapter_id, None)
 
     def relative(self) -> set[int]:
         """The adapters that were made of the base model's weights, or may be: those under way."""
@@ -165,10 +174,11 @@ class Stager:
     def _run(self) -> None:
         _leave_the_engine_alone()
         while (queued := self._jobs.get()) is not None:
-            job, since = queued
+            job, span, since = queued
             started = time.monotonic()
             if not self._is_current(job):
                 continue
+            span.stage(Stage.QUEUE, started - since)
             # What is left when not even a failure can be handled, and this thread dies of it.
             outcome = Outcome(reason=Reason(Code.INTERNAL, "the stager ended", hint="try again"))
             try:
@@ -179,6 +189,8 @@ class Stager:
                     self._outcomes[job.adapter_id] = replace(outcome, seconds=seconds)
             self._times.add(Stage.QUEUE, started - since)
             self._times.add(Stage.PACK, seconds)
+            span.stage(Stage.PACK, seconds)
+            span.end(outcome.reason, outcome.packed)
             if outcome.reason is not None:
                 logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
             elif outcome.packed is not None:

@@ -138,8 +138,9 @@ class WorkerAdapters:
             logger.debug("order: %s", order)
             match order:
                 case Load(adapter_id, first_row):
-                    with self._times.copy():
-                        self.arena.load(adapter_id, self.stager.packed(adapter_id), first_row)
+                    packed = self.stager.packed(adapter_id)
+                    with self._times.copy(), self.stager.copying(adapter_id):
+                        self.arena.load(adapter_id, packed, first_row)
                 case Drop(adapter_id):
                     self.arena.drop(adapter_id)
                 case Forget(adapter_id):
