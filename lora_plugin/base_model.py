@@ -53,6 +53,14 @@ class BaseModel(Protocol):
         """In the order of `ModelLayout.layers`; others once the weights are replaced."""
         ...
 
+    def parameter(self, name: str) -> Task:
+        """float32: a parameter by its name in the trained model, "model.norm.weight".
+
+        Raises:
+            AdapterRejected: FEATURE_UNSUPPORTED, when turned, where the host has no such one.
+        """
+        ...
+
     def run(self, tasks: Sequence[Task]) -> list[Tensor]:
         """The results, on the host; waits while the host runs the tasks on the thread of its steps.
 

@@ -25,7 +25,6 @@ _MAX_RANK: Final = 1 << 20
 _MAX_TOKEN: Final = 1 << 31
 
 _UNSUPPORTED: Final[dict[str, str]] = {
-    "modules_to_save": "modules_to_save",
     "alora_invocation_tokens": "activated LoRA (aLoRA)",
     "layer_replication": "layer replication",
     "target_parameters": "target_parameters (LoRA on bare parameters, such as fused experts)",
@@ -56,6 +55,7 @@ class AdapterConfig:
         bias: whether biases of the base model were trained and saved.
         lora_bias: whether every lora_B has a bias.
         tokens: trained tokens by the end of their module's name; "" is the embedding, whatever its name.
+        saved_modules: `modules_to_save`, the ends of names of modules whose weights are saved whole.
         base_model: `base_model_name_or_path`, if the config names one: at most 500 printable characters.
         canonical: the config's content, the same for every order of its keys and every white space.
     """
@@ -69,6 +69,7 @@ class AdapterConfig:
     bias: bool
     lora_bias: bool
     tokens: Mapping[str, tuple[int, ...]]
+    saved_modules: tuple[str, ...]
     base_model: str | None
     canonical: bytes
 
@@ -101,6 +102,7 @@ class AdapterConfig:
             bias=_trains_biases(data.get("bias")),
             lora_bias=_flag("lora_bias", data.get("lora_bias")),
             tokens=_tokens(data.get("trainable_token_indices")),
+            saved_modules=_saved_modules(data.get("modules_to_save")),
             base_model=_base_model(data.get("base_model_name_or_path")),
             canonical=_canonical(data),
         )
@@ -209,6 +211,18 @@ def _token_list(value: object) -> tuple[int, ...]:
         Code.CONFIG_INVALID,
         "trainable_token_indices are not tokens",
         expected="a list of different token ids, or one for each module",
+        found=show(value),
+    )
+
+
+def _saved_modules(value: object) -> tuple[str, ...]:
+    names = value or []
+    if isinstance(names, list) and all(isinstance(name, str) and name for name in names):
+        return tuple(names)
+    raise AdapterRejected(
+        Code.CONFIG_INVALID,
+        "modules_to_save is not a list of names",
+        expected="[name, ...]",
         found=show(value),
     )
 

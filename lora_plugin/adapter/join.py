@@ -14,8 +14,8 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
     """An adapter that adds what all parts add: x A^T B with A and B of the parts concatenated by rank.
 
     Args:
-        parts: packed for the same layout, with their weights folded into B; at least one. None scales or
-            shifts outputs, see `check_part`.
+        parts: packed for the same layout, with their weights folded into B; at least one. A layer whose
+            outputs one of them scales or shifts is in no other, see `check_part`.
         pin: whether the slab is page-locked.
     """
     by_layer: dict[int, list[PackedLayer]] = {}
@@ -40,9 +40,11 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
     for index, joined in sorted(by_layer.items()):
         a = stack([layer.a for layer in joined])
         b = tuple(stack(slices) for slices in zip(*(layer.b for layer in joined), strict=True))
-        layers.append(PackedLayer(index, a.shape[0], a, b))
-    rank, relative = max(layer.rank for layer in layers), any(part.relative for part in parts)
-    return PackedAdapter(rank, nbytes, tuple(layers), slab, relative=relative)
+        outputs = tuple(stack([part]) for part in joined[0].outputs)
+        layers.append(PackedLayer(index, a.shape[0], a, b, outputs))
+    rank = max(layer.rank for layer in layers)
+    affine, relative = any(part.affine for part in parts), any(part.relative for part in parts)
+    return PackedAdapter(rank, nbytes, tuple(layers), slab, affine, relative)
 
 
 def check_part(part: PackedAdapter) -> PackedAdapter:

@@ -19,6 +19,7 @@ from lora_plugin.adapter.inspection import Head, all_tensors, read_config, read_
 from lora_plugin.adapter.matching import match
 from lora_plugin.adapter.pack import PackedAdapter, Packer
 from lora_plugin.adapter.pack_outputs import finish_outputs
+from lora_plugin.adapter.pack_saved import Comparison
 from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import scaled
 from lora_plugin.base_model import BaseModel
@@ -64,8 +65,8 @@ def load(
         expected_digest: what `verify` said of the version that is wanted; None for whatever is there.
         max_bytes: a larger adapter is refused unread.
         pin: whether the slab is page-locked.
-        base: the base model's weights, which DoRA, biases and trained tokens are relative to; None only
-            checks such an adapter, and leaves what would be made of them zero.
+        base: the base model's weights, which DoRA, biases, tokens and saved modules are relative to; None
+            only checks such an adapter, and leaves what would be made of them zero.
         trusted: see the module.
         factor: of what it adds, as a part of a composition.
 
@@ -79,10 +80,11 @@ def load(
     heads = read_heads(seen)
     plan = scaled(match(all_tensors(seen, heads), layout, config), factor)
     packer = Packer(plan, layout, pin=pin)
+    comparison = Comparison(plan, layout, base)
     digest = ContentDigest(config.canonical)
     try:
         for head in heads:
-            _read_weights(head, packer, digest)
+            _read_weights(head, packer, comparison, digest)
         packer.check_magnitudes(plan)
     except AdapterRejected:
         # Bytes that were being overwritten prove nothing about the version that was asked for.
@@ -100,10 +102,10 @@ def load(
     if base is not None:
         finish_tokens(packer.adapter, plan, packer.vectors, layout, base)
         finish_outputs(packer.adapter, plan, packer.vectors, layout, base)
-    return packer.adapter
+    return comparison.joined(packer.adapter, pin=pin)
 
 
-def _read_weights(head: Head, packer: Packer, digest: ContentDigest) -> None:
+def _read_weights(head: Head, packer: Packer, comparison: Comparison, digest: ContentDigest) -> None:
     """Stream one file: the bytes that are hashed are the ones that are packed."""
     stamp = head.stamp
     digest.begin(stamp.size)
@@ -119,14 +121,17 @@ def _read_weights(head: Head, packer: Packer, digest: ContentDigest) -> None:
                 digest.update(view)
                 packer.add(tensor, raw)
             else:
-                for chunk in _chunks(file, size, stamp):
+                wanted = comparison.wants(tensor)
+                for chunk in _chunks(file, size, stamp, comparison.block(tensor) if wanted else CHUNK):
                     digest.update(chunk)
+                    if wanted:
+                        comparison.add(tensor, chunk)
 
 
-def _chunks(file: FileIO, size: int, stamp: FileStamp) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(min(CHUNK, size)))
+def _chunks(file: FileIO, size: int, stamp: FileStamp, length: int = CHUNK) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(length, size)))
     while size:
-        chunk = buffer[: min(CHUNK, size)]
+        chunk = buffer[: min(length, size)]
         read_into(file, chunk, stamp)
         yield chunk
         size -= len(chunk)

@@ -15,6 +15,7 @@ from lora_plugin.adapter.document import show
 from lora_plugin.adapter.outputs import match_outputs
 from lora_plugin.adapter.pairs import Pair, group_tensors
 from lora_plugin.adapter.plan import LayerPlan, OutputPlan, Plan, SlicePlan, TokenPlan
+from lora_plugin.adapter.saved import match_saved, saved_warnings
 from lora_plugin.adapter.targets import Target, find_targets
 from lora_plugin.adapter.tokens import match_tokens
 from lora_plugin.errors import AdapterRejected, Code
@@ -40,6 +41,7 @@ def match(tensors: Mapping[str, TensorInfo], layout: ModelLayout, config: Adapte
         _add(slices.setdefault(target.layer, {}), plans, layout.layers[target.layer])
     outputs = match_outputs(grouped, targets, layout, config)
     tokens = match_tokens(grouped, targets, layout, config)
+    saved = match_saved(grouped, targets, layout, config)
     layers = tuple(
         _layer_plan(index, slices.get(index, {}), outputs.get(index, {}), tokens.get(index), layout)
         for index in sorted({*slices, *outputs, *tokens})
@@ -48,8 +50,9 @@ def match(tensors: Mapping[str, TensorInfo], layout: ModelLayout, config: Adapte
         rank=max(layer.rank for layer in layers),
         targets=tuple(sorted({module.rpartition(".")[2] for module in (*pairs, *grouped.tokens)})),
         layers=layers,
-        nbytes=_packed_elements(layers, layout) * _DTYPE_SIZES[layout.dtype],
-        warnings=_check_copies(copies, layout),
+        nbytes=packed_nbytes(layers, layout),
+        warnings=(*_check_copies(copies, layout), *saved_warnings(saved, layout)),
+        saved=saved,
     )
     _check_rows(plan, layout.max_rank)
     return plan
@@ -146,13 +149,14 @@ def _layer_plan(
     )
 
 
-def _packed_elements(layers: tuple[LayerPlan, ...], layout: ModelLayout) -> int:
+def packed_nbytes(layers: tuple[LayerPlan, ...], layout: ModelLayout) -> int:
+    """Bytes of the packed layers on this rank."""
     total = 0
     for plan in layers:
         layer = layout.layers[plan.layer]
         total += plan.rank * layer.row_elements
         total += AFFINE_ROWS * sum(part.local_out for part in layer.slices) if plan.outputs else 0
-    return total
+    return total * _DTYPE_SIZES[layout.dtype]
 
 
 def _check_rows(plan: Plan, max_rank: int) -> None:

@@ -15,11 +15,11 @@ from lora_plugin.adapter.plan import LayerPlan, Plan, SlicePlan
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import AFFINE_ROWS, Layer, ModelLayout
 
-_STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LARGEST: Final = 1e4
 """Of a product of A and B, of what is added to an output, of a magnitude, of a token's row: trained ones stay
 far below. In an MLP three of them multiply with the model's widths, and stay in the range of float32."""
-_SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Packer:
     """
 
     def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
-        dtype = _SERVED[layout.dtype]
+        dtype = SERVED[layout.dtype]
         slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
         views = _views(plan, layout, slab)
         self.adapter = PackedAdapter(plan.rank, plan.nbytes, views, slab, plan.affine, plan.relative)
@@ -110,7 +110,7 @@ class Packer:
         Raises:
             AdapterRejected: NOT_FINITE, for NaN or infinity before or after the cast.
         """
-        stored = raw.view(_STORED[info.dtype]).view(info.shape)
+        stored = raw.view(STORED[info.dtype]).view(info.shape)
         if info.name in self._vector_names:
             self.vectors[info.name] = stored.float()
             self._largest[info.name] = check_finite(info, stored, self.vectors[info.name])

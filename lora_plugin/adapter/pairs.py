@@ -14,6 +14,7 @@ from lora_plugin.adapter.tensor_names import (
     parse_lora,
     parse_tokens,
     parse_vector,
+    parse_whole,
 )
 from lora_plugin.errors import AdapterRejected, Code
 
@@ -36,12 +37,14 @@ class Grouped:
         vectors: vectors over a module's outputs by their kind, see `parse_vector`.
         tokens: the rows of trained tokens.
         copies: copies of base weights that PEFT saves beside targeted embeddings.
+        whole: parameters that are saved whole, by their names in the trained model.
     """
 
     pairs: dict[str, Pair]
     vectors: dict[str, dict[str, TensorInfo]]
     tokens: dict[str, TensorInfo]
     copies: dict[str, TensorInfo]
+    whole: dict[str, TensorInfo]
 
 
 def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
@@ -54,6 +57,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
     vectors: dict[str, dict[str, TensorInfo]] = {}
     tokens: dict[str, TensorInfo] = {}
     copies: dict[str, TensorInfo] = {}
+    whole: dict[str, TensorInfo] = {}
     for tensor in tensors:
         if (name := parse_lora(tensor.name)) is not None:
             _place(found.setdefault(name.module, {}), name, tensor)
@@ -63,12 +67,19 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
             tokens[module] = tensor
         elif (base := parse_base_copy(tensor.name)) is not None:
             copies[base] = tensor
+        elif (parameter := parse_whole(tensor.name)) is not None and feature_of(tensor.name) is None:
+            _place_whole(whole, parameter, tensor)
         else:
             raise _not_lora(tensor)
+    for parameter in [name for name in whole if name.endswith(".weight")]:
+        # A bias beside a whole weight was saved with it, and is no bias that `bias` speaks of.
+        module = parameter.removesuffix(".weight")
+        if vectors.get(module, {}).keys() == {"bias"}:
+            whole[f"{module}.bias"] = vectors.pop(module)["bias"]
     if not found:
         raise AdapterRejected(Code.WEIGHTS_INVALID, "the weights hold no lora_A and lora_B")
     _check_one_adapter(name for parts in found.values() for name, _ in parts.values())
-    return Grouped({module: _pair(parts) for module, parts in found.items()}, vectors, tokens, copies)
+    return Grouped({module: _pair(parts) for module, parts in found.items()}, vectors, tokens, copies, whole)
 
 
 def _place(parts: dict[str, tuple[LoraName, TensorInfo]], name: LoraName, tensor: TensorInfo) -> None:
@@ -87,6 +98,16 @@ def _place_vector(kinds: dict[str, TensorInfo], kind: str, tensor: TensorInfo) -
         raise AdapterRejected(
             Code.WEIGHTS_INVALID,
             f"a {kind} is stored twice",
+            found=f"{show(other.name)} and {show(tensor.name)}",
+        )
+
+
+def _place_whole(whole: dict[str, TensorInfo], parameter: str, tensor: TensorInfo) -> None:
+    other = whole.setdefault(parameter, tensor)
+    if other is not tensor:
+        raise AdapterRejected(
+            Code.WEIGHTS_INVALID,
+            f"{show(parameter)} is stored twice",
             found=f"{show(other.name)} and {show(tensor.name)}",
         )
 

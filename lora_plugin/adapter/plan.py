@@ -66,6 +66,24 @@ class TokenPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A parameter that was saved whole (`modules_to_save`), to be compared with the base model's.
+
+    Attributes:
+        values: all of it; of an embedding or an lm_head [vocabulary, width].
+        parameter: its name in the trained model.
+        layer: index in `ModelLayout.layers` of the embedding or lm_head whose changed rows are served; None
+            for a parameter that must be the base model's.
+        scale: the factor of the difference to the base model's rows.
+    """
+
+    values: TensorInfo
+    parameter: str
+    layer: int | None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPlan:
     """A targeted layer.
 
@@ -95,6 +113,7 @@ class Plan:
         layers: the targeted layers in the layout's order.
         nbytes: bytes of the packed adapter on this rank.
         warnings: what a person may want to know though it is served.
+        saved: what is known only once it is compared with the base model: neither `rank` nor `nbytes` has it.
     """
 
     rank: int
@@ -102,6 +121,7 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     nbytes: int
     warnings: tuple[str, ...]
+    saved: tuple[SavedPlan, ...] = ()
 
     @property
     def affine(self) -> bool:
@@ -110,8 +130,8 @@ class Plan:
 
     @property
     def relative(self) -> bool:
-        """Whether it is made of the base model's weights, too (DoRA, biases, tokens)."""
-        return self.affine or any(layer.tokens for layer in self.layers)
+        """Whether it is made of the base model's weights, too (DoRA, biases, tokens, saved modules)."""
+        return self.affine or bool(self.saved) or any(layer.tokens for layer in self.layers)
 
     @property
     def rows(self) -> int:
@@ -131,4 +151,5 @@ def scaled(plan: Plan, factor: float) -> Plan:
         )
         for layer in plan.layers
     )
-    return replace(plan, layers=layers)
+    saved = tuple(replace(each, scale=each.scale * factor) for each in plan.saved)
+    return replace(plan, layers=layers, saved=saved)

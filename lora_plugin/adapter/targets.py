@@ -26,6 +26,8 @@ _WRAPPERS: Final = frozenset(
         "text_model",
         "llm",
         "transformer",
+        "bert",
+        "roberta",
         "thinker",
         "module",
         "_orig_mod",

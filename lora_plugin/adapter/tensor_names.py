@@ -24,6 +24,9 @@ _VECTOR: Final = re.compile(
 )
 
 _TOKENS: Final = re.compile(r"(.+?)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?", re.DOTALL)
+_WHOLE: Final = re.compile(
+    r"(?P<module>(?:.+\.)?(?!lora_)[^.]+)\.(?:modules_to_save\.[^.]+\.)?(?P<leaf>weight|bias)", re.DOTALL
+)
 _WRAPPED: Final = re.compile(
     r"^(?:module|_orig_mod)\.|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
@@ -33,8 +36,6 @@ _FEATURES: Final[tuple[tuple[str, str], ...]] = (
     (r"\.lora_diag\b", "KaSA"),
     (r"\.lora_monteclora", "MonteCLoRA"),
     (r"\.lora_arrow\b", "Arrow routing"),
-    (r"\.modules_to_save\.", "modules_to_save"),
-    (r"(^|\.)(?!lora_)[^.]+\.weight$", "a whole trained weight (modules_to_save or a resized vocabulary)"),
 )
 
 
@@ -84,6 +85,12 @@ def parse_tokens(key: str) -> str | None:
     """The module of a key under which PEFT saves the rows of trained tokens, None for any other key."""
     found = _TOKENS.fullmatch(key)
     return None if found is None else found[1].removeprefix(PEFT_PREFIX)
+
+
+def parse_whole(key: str) -> str | None:
+    """The parameter of the trained model that a key holds whole ("model.norm.weight"), None for any other."""
+    found = _WHOLE.fullmatch(key)
+    return None if found is None else f"{found['module'].removeprefix(PEFT_PREFIX)}.{found['leaf']}"
 
 
 def peft_key(key: str) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_plugin.base_model import Task
+from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import Kind, Layer, ModelLayout
 
 
@@ -44,7 +45,15 @@ class WeightsModel:
     """A `BaseModel` whose tasks run at once."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
+        self._model = model
         self.layers = tuple(WeightsOf(model, layer) for layer in layout.layers)
+
+    def parameter(self, name: str) -> Task:
+        yield
+        parameters = dict(self._model.named_parameters())
+        if name not in parameters:
+            raise AdapterRejected(Code.FEATURE_UNSUPPORTED, f"the model has no {name}")
+        return parameters[name].detach().float()
 
     def run(self, tasks: Sequence[Task]) -> list[Tensor]:
         return [finish(task) for task in tasks]

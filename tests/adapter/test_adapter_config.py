@@ -58,7 +58,6 @@ def test_peft_types_that_are_not_lora(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("modules_to_save", ["lm_head"]),
         ("alora_invocation_tokens", [1, 2]),
         ("layer_replication", [[0, 2], [1, 3]]),
         ("target_parameters", ["experts.gate_up_proj"]),
@@ -100,6 +99,13 @@ def test_tokens_that_are_none(value: Any) -> None:
     assert caught.value.code is Code.CONFIG_INVALID
 
 
+@pytest.mark.parametrize("value", ["lm_head", [1], [""], {"lm_head": 1}, True])
+def test_saved_modules_that_are_no_names(value: Any) -> None:
+    with pytest.raises(AdapterRejected, match="modules_to_save") as caught:
+        read(modules_to_save=value)
+    assert caught.value.code is Code.CONFIG_INVALID
+
+
 @pytest.mark.parametrize("field", ["use_dora", "lora_bias", "bias"])
 def test_flags_of_another_kind(field: str) -> None:
     with pytest.raises(AdapterRejected, match=field) as caught:
@@ -118,6 +124,7 @@ def test_every_field_of_peft_was_decided_on() -> None:
         "use_dora",
         "lora_bias",
         "trainable_token_indices",
+        "modules_to_save",
         "init_lora_weights",
         "peft_type",
         "base_model_name_or_path",

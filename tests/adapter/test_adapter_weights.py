@@ -162,7 +162,7 @@ def test_the_base_weight_of_a_resized_vocabulary(
     [
         (f"{STEM}.lora_diag", "KaSA"),
         (f"{STEM}.lora_monteclora_sampler.w", "MonteCLoRA"),
-        ("base_model.model.lm_head.weight", "whole trained weight"),
+        ("base_model.model.lm_head.weight", "whole weight"),
         ("base_model.model.score.modules_to_save.default.weight", "modules_to_save"),
     ],
 )

@@ -12,6 +12,7 @@ from adapter_samples import LAYERS, LIMIT, FusedLlama, edit_config, edit_tensors
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 BIAS = KEY.replace("lora_A.weight", "base_layer.bias")
 EMBEDDING = "base_model.model.model.embed_tokens"
+SAVED = f"{EMBEDDING}.weight"
 TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -57,6 +58,16 @@ def tensor(key: str, value: torch.Tensor) -> Change:
     return lambda folder: edit_tensors(folder, lambda old: old | {key: value})
 
 
+def saved_whole(key: str, value: torch.Tensor) -> Change:
+    """As one of `modules_to_save`."""
+
+    def change(folder: Path) -> None:
+        edit_config(folder, modules_to_save=[key.split(".")[-2]])
+        tensor(key, value)(folder)
+
+    return change
+
+
 def of_rank(rank: int) -> Change:
     """Config and tensors of another rank."""
 
@@ -92,6 +103,9 @@ SERVED: dict[str, list[tuple[dict[str, Any], Change]]] = {
     "trained tokens (`trainable_token_indices`) of the embedding and lm_head": [
         ({"trainable_token_indices": indices}, nothing)
         for indices in ([1, 5], {"embed_tokens": [1], "lm_head": [2, 3]})
+    ],
+    "`modules_to_save` of `embed_tokens` and `lm_head`, of which few rows are not the base model's": [
+        ({"modules_to_save": modules}, nothing) for modules in (["embed_tokens"], ["embed_tokens", "lm_head"])
     ],
     "some modules or layers only": [
         ({"target_modules": "all-linear"}, nothing),
@@ -156,7 +170,21 @@ REFUSED: dict[str, list[Change]] = {
         tensor(KEY.replace("lora_A.weight", "lora_B.bias"), torch.ones(32)),
         tensor(BIAS, torch.ones(32)),
     ],
-    "`modules_to_save`": [config(modules_to_save=["lm_head"])],
+    "`modules_to_save` of an embedding or lm_head of which more rows differ than `--max-lora-rank`": [
+        # With a trained bias two rows less than all there are.
+        lambda folder: (
+            saved_whole(SAVED, torch.ones(64, 32))(folder),
+            edit_config(folder, bias="lora_only"),
+            tensor(BIAS, torch.ones(32))(folder),
+        )
+    ],
+    "`modules_to_save` of other modules (norms, classifiers) that are not the base model's": [
+        saved_whole("base_model.model.model.norm.weight", torch.zeros(32)),
+        saved_whole("base_model.model.score.weight", torch.ones(2, 32)),
+    ],
+    "`modules_to_save` that names an embedding or lm_head whose weight is not saved": [
+        config(modules_to_save=["lm_head"])
+    ],
     "activated LoRA (`alora_invocation_tokens`)": [config(alora_invocation_tokens=[1])],
     "`layer_replication`": [config(layer_replication=[[0, 1]])],
     "trained tokens of a module that `target_modules` names too, or beyond the vocabulary": [
@@ -195,7 +223,8 @@ REFUSED: dict[str, list[Change]] = {
         config(init_lora_weights=name) for name in ("pissa", "olora", "corda", "loftq")
     ],
     "a resized vocabulary": [
-        tensor("base_model.model.model.embed_tokens.base_layer.weight", torch.ones(70, 32))
+        tensor("base_model.model.model.embed_tokens.base_layer.weight", torch.ones(70, 32)),
+        saved_whole(SAVED, torch.ones(70, 32)),
     ],
     "modules that take no adapter: MoE experts, vision towers, those outside `--lora-target-modules`": [
         lambda folder: rename(folder, lambda key: key.replace("layers.0.self_attn", "layers.0.experts.0"))

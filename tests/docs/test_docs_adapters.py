@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from adapter_examples import NAMES, NOT_WHOLE, REFUSED, SERVED, Change
-from adapter_samples import LIMIT, deltas, packed_deltas, train
+from adapter_samples import LIMIT, base_model, deltas, packed_deltas, train
+from base_weights import WeightsModel
 from documents import DOCS, rows, section
 
 from lora_plugin.adapter.config import _UNSUPPORTED
@@ -43,7 +44,7 @@ def parts_of(module: str) -> list[str]:
 
 def outcome(folder: Path, layout: ModelLayout) -> LoraPluginError:
     with pytest.raises(LoraPluginError) as caught:
-        load(folder.parent, folder.name, layout, None, LIMIT)
+        load(folder.parent, folder.name, layout, None, LIMIT, base=WeightsModel(base_model(), layout))
     return caught.value
 
 

@@ -126,7 +126,7 @@ def fail() -> Task:
 
 
 def test_tasks_run_on_the_thread_that_gives_turns() -> None:
-    model, log, results = HostModel([], torch.float32, CPU), [], []
+    model, log, results = HostModel(nn.Module(), [], torch.float32, CPU), [], []
     thread = threading.Thread(target=lambda: results.extend(model.run([count(3, log, 1), count(1, log, 2)])))
     thread.start()
     turns = 0
@@ -142,7 +142,7 @@ def test_tasks_run_on_the_thread_that_gives_turns() -> None:
 
 
 def test_a_task_that_fails_ends_alone() -> None:
-    model, errors = HostModel([], torch.float32, CPU), []
+    model, errors = HostModel(nn.Module(), [], torch.float32, CPU), []
 
     def run() -> None:
         try:

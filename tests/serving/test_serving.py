@@ -12,10 +12,13 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from server import BASE, Server, get
-from tiny import logprobs, tokenizer
+from tiny import logprobs, make_adapter, tokenizer
 
 FLAGS = ("--enforce-eager", "--max-loras", "4", "--max-lora-rank", "16")
+WHOLE = ["embed_tokens", "lm_head"]
 EVERYONE = (BASE, "alpha", "beta", "gamma", "delta")
 
 
@@ -190,6 +193,33 @@ def test_prefill_of_many_tokens_and_prefix_cache_by_adapter(
         answer = server.complete(name, long, 4)
         expected = logprobs(model, source(sources, name), long, answer.output)
         assert answer.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+def test_modules_saved_whole(server: Server, model: Path, prompt: list[int], tmp_path: Path) -> None:
+    """Rows of embedding and lm_head that differ from the base model's are served, too many are counted."""
+    rows = sorted({*prompt[:6], *range(40, 46)})
+    few = save_rows(make_adapter(tmp_path / "few", model, seed=9, modules_to_save=WHOLE), rows)
+    many = save_rows(make_adapter(tmp_path / "many", model, seed=9, modules_to_save=WHOLE), list(range(99)))
+    for folder in (few, many):
+        server.drop(folder, folder.name)
+        server.wait_listed(folder.name)
+    answer = server.complete("few", prompt)
+    assert answer.logprobs == pytest.approx(logprobs(model, few, prompt, answer.output), abs=2e-4)
+    plain = make_adapter(tmp_path / "plain", model, seed=9)
+    assert answer.logprobs != pytest.approx(logprobs(model, plain, prompt, answer.output), abs=0.05)
+    with pytest.raises(openai.BadRequestError, match="99 of 259 rows differ"):
+        server.complete("many", prompt)
+
+
+def save_rows(folder: Path, rows: list[int]) -> Path:
+    """Rows of the modules that were saved whole are changed."""
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    for module in WHOLE:
+        key = next(key for key in tensors if key.endswith(f".{module}.weight"))
+        tensors[key][rows] += 0.1 * torch.randn(len(rows), tensors[key].shape[1])
+    save_file(tensors, path)
+    return folder
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from vllm.config import get_current_vllm_config_or_none
 
+from lora_plugin.adapter.document import show
+from lora_plugin.adapter.targets import core_name
 from lora_plugin.base_model import Task
 from lora_plugin.between_steps import BetweenSteps
+from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hosts.vllm.base_layer import NORMS, HostLayer, squared_row_norms
 from lora_plugin.hosts.vllm.config import active
 from lora_plugin.hosts.vllm.layers import Wrapped
@@ -21,6 +24,7 @@ class HostModel:
     """The `BaseModel` of a worker.
 
     Args:
+        model: the host's model, its layers wrapped.
         wrapped: the layers in the layout's order.
         dtype, device: what the model computes in, and where.
 
@@ -28,14 +32,27 @@ class HostModel:
         work: what is waiting for the thread of the steps.
     """
 
-    def __init__(self, wrapped: Sequence[Wrapped], dtype: torch.dtype, device: torch.device) -> None:
-        self._wrapped, self._dtype, self._device = tuple(wrapped), dtype, device
+    def __init__(
+        self, model: nn.Module, wrapped: Sequence[Wrapped], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._model, self._wrapped, self._dtype, self._device = model, tuple(wrapped), dtype, device
         self.work = BetweenSteps()
         self.reset()
 
     def reset(self) -> None:
         """Its weights are others now: what is known of them, and what is being computed, is of no use."""
         self.layers = tuple(HostLayer(each, self._dtype, self._device) for each in self._wrapped)
+
+    def parameter(self, name: str) -> Task:
+        found = [p for n, p in self._model.named_parameters() if core_name(n) == core_name(name)]
+        if len(found) != 1 or not found[0].is_floating_point():
+            raise AdapterRejected(
+                Code.FEATURE_UNSUPPORTED,
+                f"modules_to_save: the model has no {show(name)} that could be compared",
+                hint="merge the adapter into the base model, or train it without this module",
+            )
+        yield
+        return found[0].detach().float()
 
     def run(self, tasks: Sequence[Task]) -> list[Tensor]:
         return self.work.run([_to_host(task) for task in tasks])

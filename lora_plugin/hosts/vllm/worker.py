@@ -89,7 +89,7 @@ class WorkerAdapters:
             batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
             wrapped.module.handle = register(weights, batch, partial(layer_compute, hooks, wrapped.layer))
             wrapped.module.before_logits = self._fit_logits
-        self._base = HostModel(wrapper.wrapped, vllm_config.model_config.dtype, self._device)
+        self._base = HostModel(wrapper.model, wrapper.wrapped, vllm_config.model_config.dtype, self._device)
         self.stager = Stager(
             self.layout,
             required_settings().max_adapter_bytes,
