@@ -14,6 +14,7 @@ from typing import Any, Final
 
 EXPERTS: Final = "MoE expert layers take no adapter yet; the attention layers do"
 TOWERS: Final = "only the language model of a multimodal model takes an adapter"
+POOLERS: Final = "the layers of a pooler take no adapter"
 """Why a module is in `ModelLayout.unwrapped`."""
 
 PACKED: Final[Mapping[str, tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lora_plugin.adapter.targets import core_name
-from lora_plugin.layout import EXPERTS, PACKED, TOWERS, Kind, Layer, ModelLayout, Slice
+from lora_plugin.layout import EXPERTS, PACKED, POOLERS, TOWERS, Kind, Layer, ModelLayout, Slice
 from lora_plugin.model_folder.locate import read_config
 from lora_plugin.model_folder.modules import Module, modules, read_shapes
 
@@ -37,6 +37,7 @@ def folder_layout(folder: Path, dtype: str | None, max_rank: int) -> ModelLayout
     shapes = read_shapes(folder)
     found = list(modules(shapes, config))
     unwrapped = {path: EXPERTS for path in map(_experts, shapes) if path is not None}
+    unwrapped |= {m.name: POOLERS for m in found if core_name(m.name).startswith("pooler.")}
     if "text_config" in config or "vision_config" in config:
         unwrapped |= {m.name: TOWERS for m in found if not core_name(m.name).startswith(_LANGUAGE)}
     taken = [module for module in found if module.name not in unwrapped and _experts(module.name) is None]

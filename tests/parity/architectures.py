@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 import transformers
-from quantised import fake_int8, write_int8
+from quantised import fake_int8, rounded_to_int4, write_awq, write_gptq, write_int8
 from tiny import VOCAB, tokenizer
 from torch import nn
 
@@ -51,7 +51,9 @@ class Architecture:
         write: writes what is served, given the model in transformers; as it is when left out.
         compute: makes the model in transformers compute as the served one does.
         pools: whether it answers with an embedding of the prompt.
-        tolerance: of a log-probability, or of an embedding's element.
+        pooled: which token's output the embedding is.
+        dtype: what it is served in.
+        tolerance: of a log-probability, or of an embedding's element, where it is served in float32.
         representative: whether it is part of `make test`.
         note: what a reader of the table should know.
     """
@@ -68,6 +70,8 @@ class Architecture:
     write: Callable[[nn.Module, Path], None] | None = None
     compute: Callable[[nn.Module], nn.Module] = _IGNORE
     pools: bool = False
+    pooled: int = -1
+    dtype: str = "float32"
     tolerance: float = 2e-4
     representative: bool = False
     note: str = ""
@@ -96,10 +100,10 @@ class Architecture:
         tokenizer().save_pretrained(target)
         return target
 
-    def load(self, folder: Path) -> nn.Module:
-        """The model in transformers, float32."""
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The model in transformers."""
         model: nn.Module = getattr(transformers, self.auto).from_pretrained(folder, dtype=torch.float32)
-        return self.compute(model.eval())
+        return self.compute(model.eval()).to(dtype)
 
 
 ARCHITECTURES: Final = {
@@ -193,6 +197,40 @@ ARCHITECTURES: Final = {
         pools=True,
         representative=True,
         note="trained tokens may be those of a tied lm_head, which it has not",
+    ),
+    "BERT embedding": Architecture(
+        "BertConfig",
+        {"architectures": ["BertModel"]},
+        targets=("query", "key", "value", "dense"),
+        within=".*encoder",
+        embedding="word_embeddings",
+        head=None,
+        auto="AutoModel",
+        flags=("--runner", "pooling"),
+        refused={
+            "all-linear": "tensor-unknown",
+            "all biases": "feature-unsupported",
+            "trained tokens": "feature-unsupported",
+        },
+        pools=True,
+        pooled=0,
+        note="all-linear includes the pooler, which vLLM leaves out; all biases include those of layer norms",
+    ),
+    "Llama, bfloat16": Architecture("LlamaConfig", {"tie_word_embeddings": False}, dtype="bfloat16"),
+    "Llama, float16": Architecture("LlamaConfig", {"tie_word_embeddings": False}, dtype="float16"),
+    "Llama, int4 (GPTQ), bfloat16": Architecture(
+        "LlamaConfig",
+        {"tie_word_embeddings": False},
+        write=write_gptq,
+        compute=rounded_to_int4,
+        dtype="bfloat16",
+    ),
+    "Llama, int4 (AWQ), float16": Architecture(
+        "LlamaConfig",
+        {"tie_word_embeddings": False},
+        write=write_awq,
+        compute=rounded_to_int4,
+        dtype="float16",
     ),
     "Llama, int8 (compressed-tensors)": Architecture(
         "LlamaConfig",

@@ -43,12 +43,16 @@ class Asked:
     answers: dict[str, list[Any]]
     refusals: dict[str, str | None]
 
-    def reference(self, feature: str | None, answers: list[Any]) -> list[torch.Tensor]:
-        """What transformers with PEFT says in float32 of the answers to each prompt."""
-        if feature is None:
-            return [self._values(self._base, *asked) for asked in zip(PROMPTS, answers, strict=True)]
-        model = attach(self.architecture.load(self.model), self.adapters[feature])
+    def reference(
+        self, feature: str | None, answers: list[Any], dtype: torch.dtype = torch.float32
+    ) -> list[torch.Tensor]:
+        """What transformers with PEFT says of the answers to each prompt, computing in a dtype."""
+        model = self._base if feature is None and dtype is torch.float32 else self._model(feature, dtype)
         return [self._values(model, *asked) for asked in zip(PROMPTS, answers, strict=True)]
+
+    def _model(self, feature: str | None, dtype: torch.dtype) -> torch.nn.Module:
+        model = self.architecture.load(self.model, dtype)
+        return model if feature is None else attach(model, self.adapters[feature])
 
     @cached_property
     def _base(self) -> torch.nn.Module:
@@ -59,8 +63,10 @@ class Asked:
         with torch.no_grad():
             output = model(torch.tensor([tokens]))
         if self.architecture.pools:
-            return torch.nn.functional.normalize(output.last_hidden_state[0, -1], dim=-1)
-        rows = output.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            return torch.nn.functional.normalize(
+                output.last_hidden_state[0, self.architecture.pooled], dim=-1
+            )
+        rows = output.logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         return rows.gather(1, torch.tensor(answer.output)[:, None])[:, 0]
 
 
@@ -91,7 +97,11 @@ def ask_offline(architecture: Architecture, root: Path) -> Asked:
     model, served, adapters = _write(architecture, root)
     asked = Asked(architecture, model, served, adapters, {}, {}, {})
     folders = {BASE: None, **{name: str(folder) for name, folder in adapters.items()}}
-    replies = iter(run_offline(served, list(folders.values()), PROMPTS, MAX_RANK, architecture.pools, root))
+    replies = iter(
+        run_offline(
+            served, list(folders.values()), PROMPTS, MAX_RANK, architecture.pools, architecture.dtype, root
+        )
+    )
     for prompt in PROMPTS:
         for name in folders:
             reply = next(replies)

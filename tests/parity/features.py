@@ -73,6 +73,13 @@ FEATURES: Final = {
     "trained tokens": Feature(
         lambda a: {"r": 8, "trainable_token_indices": list(range(40, 56)), "target_modules": _all(a)}
     ),
+    "modules_to_save": Feature(
+        lambda a: {
+            "r": 8,
+            "modules_to_save": [m for m in (a.embedding, a.head) if m],
+            "target_modules": _all(a),
+        }
+    ),
     "lora_bias": Feature(lambda a: {"r": 14, "lora_bias": True, "target_modules": _all(a)}),
 }
 
@@ -87,6 +94,8 @@ def save(feature: Feature, architecture: Architecture, model: nn.Module, target:
             parameter.data.normal_(std=0.3 / config["r"] ** 0.5)
         elif "trainable_tokens_delta" in name:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
+        elif "modules_to_save" in name:
+            parameter.data[::22] += 0.1 * torch.randn_like(parameter[::22])
         elif "magnitude" in name:
             parameter.data.mul_(torch.rand_like(parameter) + 0.5)
         elif "lora_" in name:

@@ -25,10 +25,11 @@ def run_offline(
     prompts: Sequence[list[int]],
     max_rank: int,
     pools: bool,
+    dtype: str,
     root: Path,
 ) -> list[dict[str, Any]]:
     """For each prompt and each adapter (None: the base model) tokens and logprobs, an embedding or a code."""
-    question = json.dumps([str(model), list(adapters), list(prompts), max_rank, pools])
+    question = json.dumps([str(model), list(adapters), list(prompts), max_rank, pools, dtype])
     result = subprocess.run(
         [sys.executable, __file__, question],
         env={**os.environ, **_ENVIRONMENT, "LORA_PLUGIN_ADAPTER_DIR": str(root / "watched")},
@@ -43,7 +44,7 @@ def run_offline(
 
 
 def main(
-    model: str, adapters: list[str | None], prompts: list[list[int]], max_rank: int, pools: bool
+    model: str, adapters: list[str | None], prompts: list[list[int]], max_rank: int, pools: bool, dtype: str
 ) -> None:
     """Asks and prints."""
     from vllm import LLM, SamplingParams
@@ -57,7 +58,7 @@ def main(
         max_loras=4,
         max_lora_rank=max_rank,
         enforce_eager=True,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=512,
         disable_log_stats=True,
         language_model_only=multimodal,

@@ -1,8 +1,9 @@
-"""A base of int8 weights and int8 activations, as compressed-tensors stores it; and the same in float32."""
+"""Quantised bases, int8 (compressed-tensors) and int4 (GPTQ, AWQ), as they are stored; and in float32."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,30 +12,87 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 _CHANNEL: Final = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+_GROUP: Final = 32
+_ZERO: Final = 8
+_GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "desc_act": False, "sym": True}
+_AWQ: Final = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": _GROUP,
+    "zero_point": True,
+    "version": "gemm",
+}
 _TOKEN: Final = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def write_int8(model: Any, target: Path) -> None:
     """Every linear layer but lm_head as int8, a scale for each output."""
-    config = model.config.to_dict() | {
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "quantization_status": "compressed",
-            "ignore": ["lm_head"],
-            "config_groups": {
-                "group_0": {"targets": ["Linear"], "weights": _CHANNEL, "input_activations": _TOKEN}
-            },
-        }
+    groups = {"group_0": {"targets": ["Linear"], "weights": _CHANNEL, "input_activations": _TOKEN}}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": groups,
     }
-    tensors = {}
+
+    def parts(weight: Tensor) -> dict[str, Tensor]:
+        quantised, scale = _quantise(weight)
+        return {"weight": quantised.to(torch.int8), "weight_scale": scale}
+
+    _write(model, target, config, parts)
+
+
+def write_gptq(model: Any, target: Path) -> None:
+    """Every linear layer but lm_head in 4 bits, symmetric, as GPTQ stores it."""
+
+    def parts(weight: Tensor) -> dict[str, Tensor]:
+        values, scales = _int4(weight)
+        # Of the first version of the format: a zero point is stored less 1.
+        zeros = torch.full_like(scales, _ZERO - 1).int()
+        return {
+            "qweight": _pack(values.T).T,
+            "qzeros": _pack(zeros),
+            "scales": scales.half(),
+            "g_idx": (torch.arange(len(values)) // _GROUP).int(),
+        }
+
+    _write(model, target, _GPTQ, parts)
+
+
+def write_awq(model: Any, target: Path) -> None:
+    """The same numbers as AWQ stores them: packed along the outputs, in an order of its own."""
+
+    def parts(weight: Tensor) -> dict[str, Tensor]:
+        values, scales = _int4(weight)
+        zeros = torch.full_like(scales, _ZERO).int()
+        return {
+            "qweight": _pack(_in_awq_order(values)),
+            "qzeros": _pack(_in_awq_order(zeros)),
+            "scales": scales.half(),
+        }
+
+    _write(model, target, _AWQ, parts)
+
+
+def rounded_to_int4(model: nn.Module) -> nn.Module:
+    """Compute with the weights that the 4 bits stand for."""
+    for name, module in model.named_modules():
+        if name.endswith("_proj") and isinstance(module, nn.Linear):
+            values, scales = _int4(module.weight)
+            module.weight.data = ((values - _ZERO) * scales.repeat_interleave(_GROUP, 0)).T.contiguous()
+    return model
+
+
+def _write(
+    model: Any, target: Path, quantisation: Mapping[str, Any], parts: Callable[[Tensor], Mapping[str, Tensor]]
+) -> None:
+    config = model.config.to_dict() | {"quantization_config": quantisation}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if name.endswith("_proj.weight"):
-            quantised, scale = _quantise(tensor)
-            tensors[name] = quantised.to(torch.int8)
-            tensors[f"{name}_scale"] = scale
-        else:
-            tensors[name] = tensor.contiguous()
+        module, _, leaf = name.rpartition(".")
+        of_layer = parts(tensor) if name.endswith("_proj.weight") else {leaf: tensor}
+        tensors |= {f"{module}.{part}": value.contiguous() for part, value in of_layer.items()}
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config, default=str))
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
@@ -56,6 +114,24 @@ class _FakeInt8Linear(nn.Linear):
         weight, weight_scale = _quantise(self.weight)
         rounded, scale = _quantise(x)
         return nn.functional.linear(rounded * scale, weight * weight_scale)
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from 0 to 15 [in, out], and scales [groups of in, out] that any half precision holds."""
+    grouped = weight.detach().float().T.unflatten(0, (-1, _GROUP))
+    scales = (grouped.abs().amax(1) / (_ZERO - 1)).bfloat16().float()
+    values = (grouped / scales[:, None]).round().clamp(-_ZERO, _ZERO - 1) + _ZERO
+    return values.flatten(0, 1).int(), scales
+
+
+def _pack(values: Tensor) -> Tensor:
+    """Eight neighbours of a row in one int32, the first in the lowest bits."""
+    shifted = values.long().unflatten(-1, (-1, 8)) << torch.arange(0, 32, 4)
+    return shifted.sum(-1).to(torch.int32)
+
+
+def _in_awq_order(values: Tensor) -> Tensor:
+    return values.unflatten(-1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(-2)
 
 
 def _quantise(values: Tensor) -> tuple[Tensor, Tensor]:
