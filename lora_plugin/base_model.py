@@ -53,6 +53,11 @@ class BaseModel(Protocol):
         """In the order of `ModelLayout.layers`; others once the weights are replaced."""
         ...
 
+    @property
+    def parameters(self) -> Sequence[str]:
+        """The names of all parameters that the host has, of wrapped layers in its own way."""
+        ...
+
     def parameter(self, name: str) -> Task:
         """float32: a parameter by its name in the trained model, "model.norm.weight".
 

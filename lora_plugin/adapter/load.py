@@ -80,7 +80,7 @@ def load(
     heads = read_heads(seen)
     plan = scaled(match(all_tensors(seen, heads), layout, config), factor)
     packer = Packer(plan, layout, pin=pin)
-    comparison = Comparison(plan, layout, base)
+    comparison = Comparison(plan, layout, base, config.saved_modules)
     digest = ContentDigest(config.canonical)
     try:
         for head in heads:

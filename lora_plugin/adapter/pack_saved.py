@@ -15,6 +15,7 @@ from lora_plugin.adapter.matching import packed_nbytes
 from lora_plugin.adapter.pack import SERVED, STORED, PackedAdapter, Packer
 from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import LayerPlan, Plan, SavedPlan, TokenPlan
+from lora_plugin.adapter.targets import core_name
 from lora_plugin.base_model import BaseModel
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import AFFINE_ROWS, ModelLayout
@@ -45,12 +46,21 @@ class Comparison:
         plan: the adapter's.
         layout: the model.
         base: its weights; None compares nothing.
+        modules: `modules_to_save`, the ends of names of modules.
+
+    Raises:
+        AdapterRejected: TENSOR_PAIR_MISSING, for a module of these names that was not saved: PEFT does not
+            load such an adapter.
     """
 
-    def __init__(self, plan: Plan, layout: ModelLayout, base: BaseModel | None) -> None:
+    def __init__(
+        self, plan: Plan, layout: ModelLayout, base: BaseModel | None, modules: tuple[str, ...] = ()
+    ) -> None:
         self._layout, self._base = layout, base
         self._limit = layout.max_rank - AFFINE_ROWS * plan.affine
         self._found = {saved.values.name: _Found(saved) for saved in plan.saved if base is not None}
+        if self._found and base is not None:
+            _check_whole({core_name(saved.parameter) for saved in plan.saved}, base, modules)
 
     def wants(self, tensor: TensorInfo) -> bool:
         """Whether the tensor is one to be compared."""
@@ -138,6 +148,17 @@ class Comparison:
     def _hint(self, changed: int) -> str:
         rows = changed + self._layout.max_rank - self._limit
         return f"start the server with --max-lora-rank {1 << (rows - 1).bit_length()}"
+
+
+def _check_whole(saved: set[str], base: BaseModel, modules: tuple[str, ...]) -> None:
+    for name in base.parameters:
+        # As PEFT matches them: "norm" is the end of "input_layernorm", too.
+        if name.rpartition(".")[0].endswith(modules) and core_name(name) not in saved:
+            raise AdapterRejected(
+                Code.TENSOR_PAIR_MISSING,
+                f"modules_to_save names {show(name)}, but it is not saved",
+                hint="save the whole adapter again",
+            )
 
 
 def _layer_plan(found: _Found) -> LayerPlan:

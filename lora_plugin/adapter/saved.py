@@ -80,7 +80,7 @@ def _layers(grouped: Grouped, targets: Mapping[str, Target], layout: ModelLayout
 def _check_all_saved(config: AdapterConfig, saved: list[Layer], layout: ModelLayout) -> None:
     """An embedding or an lm_head that the config names was saved; PEFT would go on with the base model's."""
     for layer in (layer for layer in layout.layers if layer.kind is not Kind.LINEAR):
-        names = [name for name in config.saved_modules if f".{layer.name}".endswith(f".{name}")]
+        names = [name for name in config.saved_modules if layer.name.endswith(name)]
         if names and layer not in saved:
             raise AdapterRejected(
                 Code.TENSOR_PAIR_MISSING,

@@ -48,6 +48,10 @@ class WeightsModel:
         self._model = model
         self.layers = tuple(WeightsOf(model, layer) for layer in layout.layers)
 
+    @property
+    def parameters(self) -> list[str]:
+        return [name for name, _ in self._model.named_parameters()]
+
     def parameter(self, name: str) -> Task:
         yield
         parameters = dict(self._model.named_parameters())

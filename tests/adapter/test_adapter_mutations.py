@@ -14,56 +14,44 @@ from typing import Any
 import pytest
 import torch
 from adapter_samples import (
+    HIDDEN,
     LIMIT,
+    VOCAB,
     base_model,
     deltas,
     edit_config,
-    edit_tensors,
     llama_layout,
     packed_deltas,
     rename,
     shard,
     train,
 )
+from base_weights import WeightsModel
+from folder_changes import (
+    ALPHAS,
+    CHANGES,
+    CONFIG,
+    MODULES,
+    PATTERNS,
+    RANKS,
+    WEIGHTS,
+    Change,
+    break_bytes,
+)
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
-from torch import Tensor
+from test_adapter_outputs import outputs, qwen, trained
+from torch import Tensor, nn
 
 from lora_plugin.adapter.inspection import inspect
 from lora_plugin.adapter.load import load, verify
 from lora_plugin.errors import LoraPluginError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MODULES = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "embed_tokens",
-    "lm_head",
-)
-Change = Callable[[Path], Any]
 SLOW = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 # Any adapter that PEFT can train
 
-RANKS = st.integers(1, 16)
-ALPHAS = st.one_of(st.integers(1, 64), st.floats(0.125, 64, width=16))
-PATTERNS = st.one_of(
-    st.sampled_from(MODULES),
-    st.sampled_from(
-        [
-            r".*\.1\..*_proj",
-            "self_attn.q_proj",
-            "model.layers.0.mlp.up_proj",
-            r"layers\.\d\.mlp\.(up|down)_proj",
-        ]
-    ),
-)
 TARGETS = st.one_of(
     st.lists(st.sampled_from(MODULES), min_size=1, max_size=5, unique=True),
     st.sampled_from(["all-linear", r".*\.1\.mlp\..*_proj", r".*layers\.0.*\.[qv]_proj|lm_head"]),
@@ -107,74 +95,6 @@ def test_any_adapter_of_peft_is_served(
 
 # What may happen to a folder
 
-WRONG = st.sampled_from([0, -1, None, "8", 2.5, True, float("nan"), 10**30, [], {}])
-FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "r": st.one_of(RANKS, WRONG),
-    "lora_alpha": st.one_of(ALPHAS, WRONG),
-    "use_rslora": st.one_of(st.booleans(), WRONG),
-    "rank_pattern": st.one_of(st.dictionaries(PATTERNS, st.one_of(RANKS, WRONG), max_size=2), WRONG),
-    "alpha_pattern": st.one_of(st.dictionaries(PATTERNS, st.one_of(ALPHAS, WRONG), max_size=2), WRONG),
-    "peft_type": st.sampled_from(["LORA", "IA3", "LOHA", None, "lora"]),
-    "bias": st.sampled_from(["none", "all", "lora_only", "some"]),
-    # Not false: of a module without tensors PEFT would make random ones.
-    "init_lora_weights": st.sampled_from([True, "gaussian", "pissa", "olora", "eva"]),
-    "fan_in_fan_out": st.booleans(),
-    "lora_dropout": st.sampled_from([0.0, 0.5]),
-    "modules_to_save": st.sampled_from([None, [], ["lm_head"]]),
-    "use_dora": st.booleans(),
-    "of_the_future": WRONG,
-}
-
-
-@st.composite
-def config_edits(draw: st.DrawFn) -> Change:
-    field = draw(st.sampled_from(list(FIELDS)))
-    value = draw(FIELDS[field])
-    return lambda folder: edit_config(folder, **{field: value})
-
-
-def edit_tensor(position: int, change: str) -> Change:
-    def edit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        key = sorted(tensors)[position % len(tensors)]
-        tensor = tensors.pop(key)
-        match change:
-            case "rename":
-                tensors[key.replace("q_proj", "k_proj").replace("layers.1", "layers.0")] = tensor
-            case "transpose":
-                tensors[key] = tensor.T
-            case "halve":
-                tensors[key] = tensor[: len(tensor) // 2]
-            case "one more":
-                tensors[key] = torch.cat([tensor, tensor[:1]])
-            case "half precision":
-                tensors[key] = tensor.bfloat16()
-            case "nan":
-                tensors[key] = tensor * float("nan")
-            case "int":
-                tensors[key] = tensor.to(torch.int8)
-        return tensors
-
-    return lambda folder: edit_tensors(folder, edit)
-
-
-def drop_module(position: int) -> Change:
-    def edit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        modules = sorted({key.partition(".lora_")[0] for key in tensors})
-        return {k: t for k, t in tensors.items() if modules[position % len(modules)] not in k}
-
-    return lambda folder: edit_tensors(folder, edit)
-
-
-CHANGES = st.one_of(
-    config_edits(),
-    st.builds(
-        edit_tensor,
-        st.integers(0, 7),
-        st.sampled_from(["drop", "rename", "transpose", "halve", "one more", "half precision", "nan", "int"]),
-    ),
-    st.builds(drop_module, st.integers(0, 3)),
-)
-
 
 @SLOW(max_examples=60)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=2))
@@ -187,6 +107,53 @@ def test_what_peft_loads_or_a_refusal(changes: list[Change], saved: Path, tmp_pa
     found = served(folder)
     if not isinstance(found, LoraPluginError):
         assert_same(found, by_peft(folder))
+
+
+# All else that can be in an adapter
+
+TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5, unique=True)
+RICH = st.fixed_dictionaries(
+    {
+        "r": RANKS,
+        "lora_alpha": ALPHAS,
+        "target_modules": st.lists(st.sampled_from(MODULES[:7]), min_size=1, max_size=4, unique=True),
+        "bias": st.sampled_from(["none", "all", "lora_only"]),
+    },
+    optional={
+        "use_dora": st.booleans(),
+        "lora_bias": st.booleans(),
+        "trainable_token_indices": st.fixed_dictionaries({"embed_tokens": TOKENS}),
+        "modules_to_save": st.sampled_from([["lm_head"], ["lm_head", "norm"]]),
+    },
+)
+
+
+@SLOW(max_examples=60)
+@given(config=RICH, rows=TOKENS, changes=st.lists(CHANGES, max_size=2))
+def test_layers_answer_as_peft_s_or_a_refusal(
+    config: dict[str, Any], rows: list[int], changes: list[Change], tmp_path: Path
+) -> None:
+    assume(not (config.get("use_dora") and config.get("lora_bias")))
+    folder, base, layout = tmp_path / "a", qwen(), llama_layout()
+    shutil.rmtree(folder, ignore_errors=True)
+    model = trained(base, **config)
+    for name, parameter in model.named_parameters():
+        if "trainable_tokens_delta" in name:
+            parameter.data.add_(torch.randn_like(parameter))
+        if "lm_head.modules_to_save" in name:
+            parameter.data[rows] += torch.randn(len(rows), HIDDEN)
+    model.save_pretrained(str(folder))
+    edit_config(folder, init_lora_weights=True)
+    for change in changes:
+        change(folder)
+    try:
+        packed = load(tmp_path, "a", layout, None, LIMIT, base=WeightsModel(base, layout))
+    except LoraPluginError:
+        if changes:
+            return
+        raise
+    for found, expected in outputs(packed, layout, base, loaded(folder, base)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 # Bytes
@@ -213,19 +180,6 @@ def test_broken_bytes(name: str, position: float, value: bytes | None, saved: Pa
     assert_same(found, by_peft(folder))
 
 
-def break_bytes(folder: Path, name: str, position: float, value: bytes | None) -> None:
-    """Overwrite some bytes of a file, or cut it off there."""
-    path = folder / (CONFIG if name == CONFIG else WEIGHTS)
-    raw = bytearray(path.read_bytes())
-    size = 8 + int.from_bytes(raw[:8], "little") if name == "header" else len(raw)
-    at = int(position * (size - 1))
-    if value is None:
-        del raw[at:]
-    else:
-        raw[at : at + len(value)] = value
-    path.write_bytes(raw)
-
-
 # Both sides
 
 
@@ -248,13 +202,18 @@ def served(folder: Path) -> dict[str, Tensor] | LoraPluginError:
 
 def by_peft(folder: Path) -> dict[str, Tensor]:
     """What PEFT adds to each module when it loads the folder, without modules that it leaves alone."""
+    model = loaded(folder, base_model())
+    return {name: delta for name, delta in deltas(model).items() if delta.any()}
+
+
+def loaded(folder: Path, base: nn.Module) -> PeftModel:
+    """The adapter as PEFT loads it."""
     config = json.loads((folder / CONFIG).read_text())
     # PEFT stumbles over null where its own default is meant.
     edit_config(folder, **{key: ... for key, value in config.items() if value is None})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = PeftModel.from_pretrained(copy.deepcopy(base_model()), str(folder))
-    return {name: delta for name, delta in deltas(model).items() if delta.any()}
+        return PeftModel.from_pretrained(copy.deepcopy(base), str(folder))
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

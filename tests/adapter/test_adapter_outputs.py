@@ -31,7 +31,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from lora_plugin.adapter.inspection import inspect
 from lora_plugin.adapter.load import load
-from lora_plugin.adapter.pack import PackedLayer
+from lora_plugin.adapter.pack import PackedAdapter, PackedLayer
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.kernels.layer import AFFINE_ROWS
 from lora_plugin.layout import AFFINE_ROWS as ROWS_OF_A_PLAN
@@ -107,6 +107,21 @@ def served(packed: PackedLayer, kind: Kind, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def outputs(
+    packed: PackedAdapter, layout: ModelLayout, base: nn.Module, model: PeftModel
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each layer what is served and what PEFT's model makes of the same random inputs, float64."""
+    model, base = model.double(), copy.deepcopy(base).double()
+    by_layer = {layer.layer: layer for layer in packed.layers}
+    for index, layer in enumerate(layout.layers):
+        x = torch.randn(9, layer.local_in).double()
+        if layer.kind is Kind.EMBEDDING:
+            x = torch.arange(VOCAB)
+        y = torch.cat([base.get_submodule(part.name)(x) for part in layer.slices], 1)
+        expected = torch.cat([module(x) for module in modules(model, layer)], 1)
+        yield served(by_layer[index], layer.kind, x, y) if index in by_layer else y, expected
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("base", BASES)
 def test_a_layer_s_output_is_peft_s(base: str, name: str, tmp_path: Path) -> None:
@@ -115,15 +130,7 @@ def test_a_layer_s_output_is_peft_s(base: str, name: str, tmp_path: Path) -> Non
     model.save_pretrained(str(tmp_path / "a"))
     packed = load(tmp_path, "a", layout, None, LIMIT, base=WeightsModel(original, layout))
     assert packed.affine == inspect(tmp_path, "a", layout, LIMIT).plan.affine == (packed.rows > packed.rank)
-    model, original = model.double(), copy.deepcopy(original).double()
-    by_layer = {layer.layer: layer for layer in packed.layers}
-    for index, layer in enumerate(layout.layers):
-        x = torch.randn(9, layer.local_in).double()
-        if layer.kind is Kind.EMBEDDING:
-            x = torch.randint(VOCAB, (9,))
-        y = torch.cat([original.get_submodule(part.name)(x) for part in layer.slices], 1)
-        expected = torch.cat([module(x) for module in modules(model, layer)], 1)
-        found = served(by_layer[index], layer.kind, x, y) if index in by_layer else y
+    for found, expected in outputs(packed, layout, original, model):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
 
 

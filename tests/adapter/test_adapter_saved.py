@@ -174,6 +174,19 @@ def test_other_modules_must_be_the_base_model_s(tmp_path: Path) -> None:
     assert "1 of 32" in str(error)
 
 
+def test_every_module_of_the_names_must_be_there(tmp_path: Path) -> None:
+    """PEFT takes "norm" for the end of "input_layernorm", too, and loads no adapter that lacks one."""
+    base, layout = llama(tied=False), layout_of(tied=False)
+    folder = save(tmp_path / "a", base, {"norm": [], "lm_head": [1]})
+    missing = "model.layers.1.input_layernorm.weight"
+    edit_tensors(folder, lambda old: {k: v for k, v in old.items() if not k.endswith(missing)})
+    with pytest.raises(KeyError, match=missing):
+        PeftModel.from_pretrained(copy.deepcopy(base), str(folder))
+    error = refusal(folder, base, layout)
+    assert error.code is Code.TENSOR_PAIR_MISSING
+    assert missing in str(error)
+
+
 def resize(extra: int) -> Any:
     return lambda old: old | {EMBEDDING: torch.cat([old[EMBEDDING], torch.zeros(extra, HIDDEN)])}
 

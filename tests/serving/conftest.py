@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# Folders are spoiled as in the adapter tests.
+sys.path.append(str(Path(__file__).parents[1] / "adapter"))
 
 from server import Server
 from tiny import make_adapter, make_model, tokenizer

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
+from adapter_samples import edit_config
+from folder_changes import CHANGES, CONFIG, WEIGHTS, Change, break_bytes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from server import BASE, Server, get
 from tiny import logprobs, make_adapter
 
 FLAGS = ("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "8", "--max-model-len", "2048")
 ENV = {"LORA_PLUGIN_SETTLE_SECONDS": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+COUNTER = count()
 
 Spoil = Callable[[Path], object]
 
@@ -101,6 +106,61 @@ def test_a_spoiled_folder_is_refused_with_its_reason(
     status, body = get(f"{server.url}/v1/completions", "POST", {"model": case, "prompt": "a"})
     assert status == 400
     assert f"[{code}]" in json.loads(body)["error"]["message"]
+
+
+BYTES = st.builds(
+    lambda *where: lambda folder: break_bytes(folder, *where),
+    st.sampled_from([CONFIG, WEIGHTS, "header"]),
+    st.floats(0, 1),
+    st.binary(min_size=1, max_size=4) | st.none(),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=st.lists(CHANGES | BYTES, min_size=1, max_size=2))
+def test_whatever_a_folder_holds(
+    server: Server,
+    model: Path,
+    sources: dict[str, Path],
+    tmp_path: Path,
+    prompt: list[int],
+    changes: list[Change],
+) -> None:
+    """What PEFT makes of it or a refusal with a code; and the base model's answer beside it, to the bit."""
+    server.complete(BASE, prompt)
+    before = server.complete(BASE, prompt)
+    folder = tmp_path / f"changed{next(COUNTER)}"
+    shutil.copytree(sources["alpha"], folder)
+    for change in changes:
+        change(folder)
+    server.drop(folder, f".{folder.name}.tmp").rename(server.adapters / folder.name)
+    with ThreadPoolExecutor(1) as thread:
+        beside = thread.submit(server.complete, BASE, prompt, 40)
+        status, body = answered(server, folder.name, prompt)
+        assert beside.result().output[: len(before.output)] == before.output
+    if status == 200:
+        # PEFT stumbles over null where its own default is meant.
+        config = json.loads((folder / CONFIG).read_text())
+        edit_config(folder, **{key: ... for key, value in config.items() if value is None})
+        answer = server.complete(folder.name, prompt)
+        assert answer.logprobs == pytest.approx(logprobs(model, folder, prompt, answer.output), abs=5e-4)
+    else:
+        assert status in (400, 503), body
+        assert re.search(r"\[[a-z-]+\]", json.loads(body)["error"]["message"])
+    assert server.complete(BASE, prompt) == before
+
+
+def answered(server: Server, name: str, prompt: list[int]) -> tuple[int, bytes]:
+    """Status and body of a request, once the folder was noticed."""
+    body = {"model": name, "prompt": prompt, "max_tokens": 1}
+    found: list[tuple[int, bytes]] = []
+
+    def noticed() -> bool:
+        found[:] = [get(f"{server.url}/v1/completions", "POST", body)]
+        return found[0][0] != 404
+
+    server.wait_for(noticed, 10, f"{name} to be noticed")
+    return found[0]
 
 
 @pytest.mark.parametrize(

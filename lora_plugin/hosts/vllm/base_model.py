@@ -43,6 +43,10 @@ class HostModel:
         """Its weights are others now: what is known of them, and what is being computed, is of no use."""
         self.layers = tuple(HostLayer(each, self._dtype, self._device) for each in self._wrapped)
 
+    @property
+    def parameters(self) -> list[str]:
+        return [name for name, _ in self._model.named_parameters()]
+
     def parameter(self, name: str) -> Task:
         found = [p for n, p in self._model.named_parameters() if core_name(n) == core_name(name)]
         if len(found) != 1 or not found[0].is_floating_point():
