@@ -135,14 +135,14 @@ class Packer:
         for layer in plan.layers:
             for part in filter(None, layer.slices):
                 product = self._largest[part.a.name] * self._largest[part.b.name]
-                _check_largest(part.b, product, "max |A| * max |B| * scale")
+                check_largest(part.b, product, "max |A| * max |B| * scale")
             for output in filter(None, layer.outputs):
                 for vector in output.vectors:
                     factor = output.scale if vector is output.lora_bias else 1
-                    _check_largest(vector, self._largest[vector.name] * abs(factor), "values")
+                    check_largest(vector, self._largest[vector.name] * abs(factor), "values")
             if layer.tokens is not None:
                 rows = self._largest[layer.tokens.values.name] * abs(layer.tokens.scale)
-                _check_largest(layer.tokens.values, rows, "values")
+                check_largest(layer.tokens.values, rows, "values")
 
     def _plan_layer(self, planned: LayerPlan, packed: PackedLayer, layer: Layer) -> None:
         for index, plan in enumerate(planned.slices):
@@ -200,7 +200,8 @@ def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, 
     return tuple(layers)
 
 
-def _check_largest(tensor: TensorInfo, largest: float, what: str) -> None:
+def check_largest(tensor: TensorInfo, largest: float, what: str) -> None:
+    """Refuse values of absurd size: NOT_FINITE."""
     if largest > _LARGEST:
         raise AdapterRejected(
             Code.NOT_FINITE,

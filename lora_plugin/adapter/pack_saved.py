@@ -12,7 +12,7 @@ from lora_plugin.adapter.checkpoint import TensorInfo
 from lora_plugin.adapter.document import show
 from lora_plugin.adapter.join import join
 from lora_plugin.adapter.matching import packed_nbytes
-from lora_plugin.adapter.pack import SERVED, STORED, PackedAdapter, Packer
+from lora_plugin.adapter.pack import SERVED, STORED, PackedAdapter, Packer, check_finite, check_largest
 from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import LayerPlan, Plan, SavedPlan, TokenPlan
 from lora_plugin.adapter.targets import core_name
@@ -109,7 +109,7 @@ class Comparison:
         rank = max(layer.rank for layer in layers)
         plan = Plan(rank, (), layers, packed_nbytes(layers, self._layout), ())
         rows = Packer(plan, self._layout).adapter
-        vectors = {name: torch.cat(found.rows) for name, found in changed.items()}
+        vectors = {name: _values(found) for name, found in changed.items()}
         finish_tokens(rows, plan, vectors, self._layout, self._base)
         return join([packed, rows], pin=pin)
 
@@ -165,6 +165,13 @@ def _layer_plan(found: _Found) -> LayerPlan:
     assert found.plan.layer is not None
     tokens = TokenPlan(found.plan.values, tuple(found.tokens), found.plan.scale)
     return LayerPlan(found.plan.layer, len(tokens.tokens), (None,), (), tokens)
+
+
+def _values(found: _Found) -> Tensor:
+    """The rows that differ, float32 [rows, width]."""
+    values, saved = torch.cat(found.rows), found.plan
+    check_largest(saved.values, check_finite(saved.values, values, values) * abs(saved.scale), "values")
+    return values
 
 
 def _differs(plan: SavedPlan, found: str) -> AdapterRejected:

@@ -198,6 +198,7 @@ def resize(extra: int) -> Any:
         (lambda old: old | {EMBEDDING: old[EMBEDDING][:, :16]}, Code.SHAPE_MISMATCH, ("[64, 16]",)),
         (lambda old: {k: old[k] for k in old if k != EMBEDDING}, Code.TENSOR_PAIR_MISSING, ("embed_tokens",)),
         (lambda old: old | {EMBEDDING: old[EMBEDDING] / 0}, Code.NOT_FINITE, (EMBEDDING,)),
+        (lambda old: old | {EMBEDDING: old[EMBEDDING] * 1e6}, Code.NOT_FINITE, (EMBEDDING, "overflow")),
         (lambda old: old | {SCORE: torch.ones(2, HIDDEN)}, Code.FEATURE_UNSUPPORTED, ("score.weight",)),
         (lambda old: old | {HEAD: old[EMBEDDING][0]}, Code.SHAPE_MISMATCH, ("[64, 32]", "[32]")),
         (lambda old: old | TWICE, Code.FEATURE_UNSUPPORTED, ("lm_head", "in another way")),

@@ -62,7 +62,7 @@ def saved_whole(key: str, value: torch.Tensor) -> Change:
     """As one of `modules_to_save`."""
 
     def change(folder: Path) -> None:
-        edit_config(folder, modules_to_save=[key.split(".")[-2]])
+        edit_config(folder, modules_to_save=[".".join(key.split(".")[-3:-1])])
         tensor(key, value)(folder)
 
     return change
