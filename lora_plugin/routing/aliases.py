@@ -98,7 +98,8 @@ def parse_aliases(document: object, base_models: Collection[str]) -> Mapping[str
     for alias in aliases.values():
         for target, _ in alias.targets:
             # Its own name means the folder: there are neither chains nor cycles.
-            if target.version is None and target.adapter in aliases.keys() - {alias.name}:
+            other = target.adapter is not None and target.adapter != alias.name
+            if other and target.version is None and target.adapter in aliases:
                 raise ValueError(f"{alias.name}: the target {target.adapter!r} is an alias itself")
     return aliases
 

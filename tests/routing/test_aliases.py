@@ -52,6 +52,12 @@ def test_every_form_of_an_entry() -> None:
     assert (chat.targets[1], chat.sticky, chat.fallback) == ((Selection(None), 0.5), "x-tenant", True)
 
 
+def test_a_file_of_many_aliases_is_read_in_time_that_grows_with_it() -> None:
+    """The largest file that is accepted has about so many: no minutes on the thread that watches."""
+    many = {f"a{number}": {"sql": 1, f"a{number}": 1} for number in range(60_000)}
+    assert len(parse_aliases(many, BASES)) == 60_000
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
