@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
@@ -137,6 +138,8 @@ class AdminClient:
                 raise Unreachable(
                     f"{self._url} answered {error.code}, but not as an admin endpoint"
                 ) from None
+            if error.code == HTTPStatus.TOO_MANY_REQUESTS:
+                problem["hint"] = f"try again in {error.headers['Retry-After']} s"
             raise Refused(problem) from None
         except URLError as error:
             raise self._no_answer(error.reason) from None

@@ -83,6 +83,14 @@ def test_the_token_comes_from_the_environment(locked_url: str) -> None:
     assert run("pool", "--admin", locked_url, LORA_PLUGIN_ADMIN_TOKEN="s3cret").returncode == 0
 
 
+def test_who_is_locked_out_is_told_for_how_long(locked_url: str) -> None:
+    for _ in range(11):
+        result = run("pool", "--admin", locked_url, LORA_PLUGIN_ADMIN_TOKEN="wrong")
+    assert result.returncode == 1
+    assert "[too-many-requests]" in result.stderr
+    assert re.search(r"hint: try again in \d+ s$", result.stderr, re.MULTILINE)
+
+
 def test_routing_for_people() -> None:
     shares = [
         {"adapter": "sql", "version": "4f2a91c", "weight": 90.0},

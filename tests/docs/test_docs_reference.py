@@ -18,6 +18,7 @@ from lora_plugin.cli import commands as cli
 from lora_plugin.entry import AdapterState
 from lora_plugin.errors import Code
 from lora_plugin.metrics import Metrics, Snapshot
+from lora_plugin.pool.journal import Cause
 from lora_plugin.settings import Settings
 
 PACKAGE = ROOT / "lora_plugin"
@@ -75,6 +76,11 @@ def test_every_code_is_explained_once_in_its_group() -> None:
     table = rows(read("errors.md"))
     assert [row[0].strip("`") for row in table] == [str(code) for code in Code]
     assert all(len(row) == 4 and row[2] and row[3] for row in table)
+
+
+def test_every_reason_of_an_eviction_is_explained() -> None:
+    (row,) = [row for row in rows(read("admin.md")) if row[0] == "`lora_plugin_evictions_total`"]
+    assert re.findall(r"`([a-z-]+)`", row[1]) == ["reason", *Cause]
 
 
 def test_every_route_and_state_is_in_the_admin_document() -> None:
