@@ -136,10 +136,7 @@ class AdapterOperations:
             await self.reload(name)
         await self._arrivals.settled(name)
         self._catalog.find(name)
-        if (version := self._readiness.ready(name)) is not None:
-            # The engines may have dropped it since.
-            self._readiness.forget(version)
-        await self._readiness.ensure(name)
+        await self._readiness.confirm(name)
 
     async def reload(self, name: str) -> None:
         await asyncio.to_thread(self._catalog.reload, name)
@@ -151,7 +148,7 @@ class AdapterOperations:
             await self._engines.evict(version.id)
 
     async def pin(self, name: str) -> None:
-        version = await self._readiness.ensure(name)
+        version = await self._readiness.confirm(name)
         try:
             await self._engines.pin(version.id)
         except LoraPluginError:

@@ -134,6 +134,12 @@ class Readiness:
         except TimeoutError:
             raise self._not_ready(name) from None
 
+    async def confirm(self, name: str) -> Version:
+        """As `ensure`, but the engines are asked in any case: their host caches may have lost it since."""
+        if (version := self.ready(name)) is not None:
+            self.forget(version)
+        return await self.ensure(name)
+
     def prefetch(self, name: str) -> None:
         """Makes it ready in the background, one adapter at a time; failures show in the catalog only."""
         self._prefetcher.add(name)

@@ -265,7 +265,7 @@ class Service:
 
     async def _pin_again(self, name: str) -> None:
         try:
-            version = await self._readiness.ensure(name)
+            version = await self._readiness.confirm(name)
             adapter = self._catalog.get(name)
             # It may have been unpinned while it was loaded.
             if adapter is not None and adapter.pinned:

@@ -14,6 +14,7 @@ from lora_plugin.errors import Code, Unavailable
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.service import Service
 from lora_plugin.settings import Settings
+from lora_plugin.staging import StageSpec, StageStatus
 
 
 class PinLink(MemoryLink):
@@ -23,8 +24,16 @@ class PinLink(MemoryLink):
         super().__init__()
         self.pins: set[int] = set()
         self.full = False
+        self.cached: set[int] = set()
+
+    async def stage(self, adapters: list[StageSpec]) -> dict[int, StageStatus]:
+        found = await super().stage(adapters)
+        self.cached |= {adapter_id for adapter_id, status in found.items() if status.state == "ready"}
+        return found
 
     async def pin(self, adapter_id: int) -> None:
+        if adapter_id not in self.cached:
+            raise Unavailable(Code.NOT_READY, "not in the host cache")
         self.pins.add(adapter_id)
         if self.full:
             # One of two engines.
@@ -65,6 +74,14 @@ async def test_unpinned_while_the_newer_version_is_loaded(service: Service, tmp_
     assert newer.id not in link.pins
     await service.operations.pin("a")
     assert newer.id in link.pins
+
+
+async def test_what_the_host_cache_lost_is_loaded_for_its_pin(service: Service) -> None:
+    link: Any = service._engines
+    version = await service._readiness.ensure("a")
+    link.cached.clear()
+    await service.operations.pin("a")
+    assert link.pins == {version.id}
 
 
 async def test_a_pin_that_one_of_the_engines_refuses_is_in_none(service: Service) -> None:
