@@ -14,8 +14,11 @@ from typing import Any, Final
 
 EXPERTS: Final = "MoE expert layers take no adapter yet; the attention layers do"
 TOWERS: Final = "only the language model of a multimodal model takes an adapter"
-POOLERS: Final = "the layers of a pooler take no adapter"
+POOLERS: Final = "the layers of a pooler take no adapter, but for a classifier's head"
 """Why a module is in `ModelLayout.unwrapped`."""
+
+HEADS: Final = frozenset({"score", "classifier"})
+"""What a classifier's head is called, in PEFT and in the host."""
 
 PACKED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -39,6 +42,8 @@ class Kind(StrEnum):
     """y[T, out] += A[:, token]^T B; `in` is the vocabulary"""
     LM_HEAD = "lm_head"
     """as linear, over the sampled rows; `out` is the vocabulary"""
+    CLASSIFIER = "classifier"
+    """as linear, over a row for each request that is classified; `out` is the labels"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ def _differs(plan: SavedPlan, found: str) -> AdapterRejected:
     return AdapterRejected(
         Code.FEATURE_UNSUPPORTED,
         f"modules_to_save: {show(plan.parameter)} is not the base model's, and only rows of an embedding or "
-        "an lm_head can be served",
+        "a head can be served",
         found=found,
         hint="merge the adapter into the base model, or train it without this module in modules_to_save",
     )

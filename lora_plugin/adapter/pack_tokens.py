@@ -35,7 +35,7 @@ def finish_tokens(
 
 def _fill(tokens: TokenPlan, packed: PackedLayer, difference: Tensor, kind: Kind) -> None:
     picking, holding = packed.a[:, 0], packed.b[0]
-    if kind is Kind.LM_HEAD:
+    if kind is not Kind.EMBEDDING:
         picking, holding = holding, picking
     picking[torch.arange(len(tokens.tokens)), list(tokens.tokens)] = 1
     holding.copy_(difference)

@@ -70,9 +70,9 @@ class SavedPlan:
     """A parameter that was saved whole (`modules_to_save`), to be compared with the base model's.
 
     Attributes:
-        values: all of it; of an embedding or an lm_head [vocabulary, width].
+        values: all of it; of an embedding or an lm_head [vocabulary, width], of a classifier [labels, width].
         parameter: its name in the trained model.
-        layer: index in `ModelLayout.layers` of the embedding or lm_head whose changed rows are served; None
+        layer: index in `ModelLayout.layers` of the embedding or head whose changed rows are served; None
             for a parameter that must be the base model's.
         scale: the factor of the difference to the base model's rows.
     """

@@ -51,7 +51,7 @@ def match_saved(
             raise _unsupported(f"modules_to_save: {layer.name} is targeted in another way, too")
     for parameter, tensor in grouped.whole.items():
         if parameter not in layers and not (tensor.shape and 0 < prod(tensor.shape) <= _MAX_ELEMENTS):
-            raise _unsupported(f"modules_to_save: {show(parameter)} is no embedding and no lm_head")
+            raise _unsupported(f"modules_to_save: {show(parameter)} is no embedding and no head")
     return tuple(SavedPlan(tensor, name, layers.get(name)) for name, tensor in grouped.whole.items())
 
 
@@ -69,7 +69,7 @@ def saved_warnings(saved: Iterable[SavedPlan], layout: ModelLayout) -> tuple[str
 
 
 def _layers(grouped: Grouped, targets: Mapping[str, Target], layout: ModelLayout) -> dict[str, int]:
-    """The layer of every weight that is an embedding's or an lm_head's."""
+    """The layer of every weight that is an embedding's, an lm_head's or a classifier's head's."""
     cores = {core_name(layer.name) for layer in layout.layers if layer.kind is not Kind.LINEAR}
     modules = [name.removesuffix(".weight") for name in grouped.whole if name.endswith(".weight")]
     ours = [module for module in modules if core_name(module) in cores]
@@ -91,10 +91,10 @@ def _check_all_saved(config: AdapterConfig, saved: list[Layer], layout: ModelLay
 
 def _check_shape(tensor: TensorInfo, layer: Layer) -> None:
     shape = (layer.slices[0].in_features, layer.slices[0].out_features)
-    shape = shape[::-1] if layer.kind is Kind.LM_HEAD else shape
+    shape = shape if layer.kind is Kind.EMBEDDING else shape[::-1]
     if tensor.shape == shape:
         return
-    if tensor.shape[1:] == shape[1:]:
+    if tensor.shape[1:] == shape[1:] and layer.kind is not Kind.CLASSIFIER:
         raise _unsupported(
             f"modules_to_save: {layer.name} has a resized vocabulary",
             expected=f"{shape[0]} tokens, as the base model",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from lora_plugin.layout import Kind
+from lora_plugin.layout import HEADS, Kind
 from lora_plugin.model_folder.locate import ModelUnreadable
 
 EMBEDDINGS: Final = frozenset({"embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"})
@@ -62,6 +62,7 @@ def modules(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[Module]:
         raise ModelUnreadable(
             f"{quantisation['quant_method']} weights do not say their shapes: name the model without them"
         )
+    classifies = str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
     for key, shape in shapes.items():
         name, _, stored = key.rpartition(".")
         leaf = name.rpartition(".")[2]
@@ -71,7 +72,9 @@ def modules(shapes: Shapes, config: Mapping[str, Any]) -> Iterator[Module]:
         if sizes is None:
             continue
         outputs, inputs = sizes
-        if leaf in EMBEDDINGS:
+        if leaf in HEADS and classifies:
+            yield Module(name, Kind.CLASSIFIER, inputs, outputs)
+        elif leaf in EMBEDDINGS:
             yield Module(name, Kind.EMBEDDING, outputs, inputs)
         else:
             yield Module(name, Kind.LM_HEAD if leaf == "lm_head" else Kind.LINEAR, inputs, outputs)

@@ -105,7 +105,7 @@ def test_experts_and_towers_take_none(model: Path) -> None:
     layout = folder_layout(model, None, 64)
     assert layout.unwrapped == {"model.layers.0.mlp.experts": EXPERTS, "visual.blocks.0.attn.qkv": TOWERS}
     assert by_name(layout) == by_name(llama_layout())
-    assert {layer.kind for layer in layout.layers} == set(Kind)
+    assert {layer.kind for layer in layout.layers} == set(Kind) - {Kind.CLASSIFIER}
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,11 @@ def test_what_is_no_model(model: Path, tmp_path: Path) -> None:
         break_it()
         with pytest.raises(ModelUnreadable):
             folder_layout(model, None, 64)
+
+
+def test_a_classifier_has_a_head(model: Path) -> None:
+    add(model, **{"score.weight": (3, HIDDEN)})
+    configure(model, architectures=["LlamaForSequenceClassification"])
+    layers = {layer.name: layer for layer in folder_layout(model, None, 64).layers}
+    assert layers["score"].kind is Kind.CLASSIFIER
+    assert (layers["score"].slices[0].in_features, layers["score"].slices[0].out_features) == (HIDDEN, 3)

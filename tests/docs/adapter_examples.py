@@ -178,7 +178,7 @@ REFUSED: dict[str, list[Change]] = {
             tensor(BIAS, torch.ones(32))(folder),
         )
     ],
-    "`modules_to_save` of other modules (norms, classifiers) that are not the base model's": [
+    "`modules_to_save` of other modules (norms, heads it lacks) that are not the base model's": [
         saved_whole("base_model.model.model.norm.weight", torch.zeros(32)),
         saved_whole("base_model.model.score.weight", torch.ones(2, 32)),
     ],

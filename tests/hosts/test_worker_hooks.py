@@ -40,7 +40,8 @@ CONFIG: Any = SimpleNamespace(
 class OneLayer:
     """Stands for the wrapping of a model."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.model = nn.Module()
         self.wrapped = [SimpleNamespace(layer=LAYER, module=SimpleNamespace(), base=nn.Linear(8, 8))]
 
     def wrap(self) -> ModelLayout:

@@ -13,8 +13,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
@@ -48,6 +50,52 @@ def make_model(target: Path, *, seed: int = 0, tie: bool = False) -> Path:
     LlamaForCausalLM(config).save_pretrained(target)
     tokenizer().save_pretrained(target)
     return target
+
+
+def make_classifier(target: Path, labels: int) -> Path:
+    """Write a 2-layer Llama with a head of so many labels, float32; one makes it a reranker."""
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        num_labels=labels,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+        initializer_range=0.08,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(target)
+    tokenizer().save_pretrained(target)
+    return target
+
+
+def make_classifier_adapter(target: Path, model: Path, *, seed: int, rank: int = 8) -> Path:
+    """Save a random adapter as PEFT does for a classifier: with the head, which is trained whole."""
+    torch.manual_seed(seed)
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(ALL_LINEAR), task_type="SEQ_CLS")
+    base = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
+    peft_model = get_peft_model(base, lora)
+    for name, parameter in peft_model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            parameter.data.normal_(std=0.3 / rank**0.5 if "_B" in name else 0.06)
+    peft_model.save_pretrained(target)
+    return target
+
+
+def class_logits(model: Path, adapter: Path | None, prompt: Sequence[int]) -> torch.Tensor:
+    """float32 [labels], by transformers with PEFT."""
+    network: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
+    if adapter is not None:
+        network = PeftModel.from_pretrained(network, adapter)
+    with torch.no_grad():
+        logits: torch.Tensor = network.eval()(torch.tensor([list(prompt)])).logits[0]
+    return logits
 
 
 def make_moe(target: Path) -> Path:

@@ -57,6 +57,13 @@ class HostLayer:
         return total
 
     def rows(self, tokens: Tensor) -> Task:
+        if self._layer.kind is Kind.CLASSIFIER and not self._has_plain_weight:
+            # A few labels of a weight that is packed or quantised: as it answers, which is what is served.
+            parts = []
+            for _, columns in self._columns():
+                parts.append(columns[:, tokens.to(self._device)].T)
+                yield
+            return torch.cat(parts, 1)
         weight = self._plain_weight()
         yield
         return weight[tokens.to(self._device)].float()
@@ -139,7 +146,9 @@ class HostLayer:
             yield first, self._linear(identity).float()
 
     def _linear(self, x: Tensor) -> Tensor:
-        x = x.to(self._device, self._dtype, non_blocking=True)
+        # The host makes heads in a dtype of their own.
+        head = self._layer.kind is Kind.CLASSIFIER
+        x = x.to(self._device, self._base.params_dtype if head else self._dtype, non_blocking=True)
         y: Tensor = self._base.quant_method.apply(self._base, x, None)
         return y[:, : self._outputs]
 

@@ -136,6 +136,26 @@ class ArenaLogitsProcessor(LogitsProcessorWithLoRA):  # type: ignore[misc]
         return cast("torch.Tensor | None", self.sharded_to_full_mapping_gpu)
 
 
+class ArenaClassifier(nn.Module):
+    """A classifier's or reranker's head, which the host calls with a row for each request."""
+
+    handle: int
+    before_logits: Callable[[int], None]
+
+    def __init__(self, base_layer: ReplicatedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self._dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.before_logits(x.shape[0])
+        labels: torch.Tensor = self.base_layer(x)
+        # The host computes heads in float32; the delta is made in the adapters' dtype.
+        delta = torch.zeros_like(labels, dtype=self._dtype)
+        lora_apply(delta, x.to(self._dtype), self.handle)
+        return labels + delta
+
+
 def _has_own_forward(base: nn.Module) -> bool:
     """Whether a merged layer's subclass computes in a forward of its own, which must not be bypassed."""
     return (
@@ -223,6 +243,13 @@ def wrap_embedding(name: str, base: VocabParallelEmbedding) -> Wrapped | None:
     entry = Slice(name, vocab, width, (0, vocab), (0, width))
     cut = _OTHER_RANKS if base.tp_size > 1 else ""
     return Wrapped(Layer(name, Kind.EMBEDDING, (entry,), cut), ArenaEmbedding(base), base)
+
+
+def wrap_classifier(name: str, base: ReplicatedLinear, dtype: torch.dtype) -> Wrapped:
+    """Wrap the head of a classifier or reranker: whoever calls it is to call the wrapper."""
+    entry = Slice(name, base.input_size, base.output_size, (0, base.input_size), (0, base.output_size))
+    layer = Layer(name, Kind.CLASSIFIER, (entry,))
+    return Wrapped(layer, ArenaClassifier(base, dtype), base)
 
 
 def wrap_lm_head(name: str, head: ParallelLMHead, logits_processor: nn.Module) -> Wrapped:

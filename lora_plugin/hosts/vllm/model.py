@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.utils import get_supported_lora_modules, is_in_target_modules, replace_submodule
 from vllm.model_executor.layers.fused_moe import MoERunner
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import LinearBase, ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.pooler import Pooler
+from vllm.model_executor.layers.pooler.seqwise.heads import ClassifierPoolerHead
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models import supports_multimodal
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.model_executor.utils import get_packed_modules_mapping
 
-from lora_plugin.hosts.vllm.layers import ArenaEmbedding, Wrapped, wrap_embedding, wrap_linear, wrap_lm_head
-from lora_plugin.layout import EXPERTS, TOWERS, Kind, Layer, ModelLayout
+from lora_plugin.hosts.vllm.layers import (
+    ArenaEmbedding,
+    Wrapped,
+    wrap_classifier,
+    wrap_embedding,
+    wrap_linear,
+    wrap_lm_head,
+)
+from lora_plugin.layout import EXPERTS, HEADS, POOLERS, TOWERS, Kind, Layer, ModelLayout
 
 
 class ModelWrapper:
@@ -30,9 +39,18 @@ class ModelWrapper:
         target_modules: the operator's `--lora-target-modules`, or None for all.
         dtype: the name of the serving dtype.
         max_rank: the highest rank that the arena is made for.
+        classifies: whether the model is served as a classifier or reranker of whole texts.
     """
 
-    def __init__(self, model: nn.Module, target_modules: list[str] | None, dtype: str, max_rank: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        target_modules: list[str] | None,
+        dtype: str,
+        max_rank: int,
+        *,
+        classifies: bool = False,
+    ) -> None:
         self.model = model
         self.wrapped: list[Wrapped] = []
         self._target_modules = target_modules
@@ -41,6 +59,8 @@ class ModelWrapper:
         self._packed = get_packed_modules_mapping(model)
         self._supported = set(get_supported_lora_modules(model))
         self._language_prefix = _language_prefix(model)
+        self._pooled = _pooled_layers(model)
+        self._heads = _classifier_heads(model) if classifies else {}
         self._unwrapped: dict[str, str] = {}
         self._wrapper_by_module: dict[int, BaseLayerWithLoRA] = {}
 
@@ -75,6 +95,9 @@ class ModelWrapper:
         if isinstance(module, MoERunner):
             self._unwrapped[name] = EXPERTS
             return
+        if id(module) in self._pooled:
+            self._wrap_head(name, module)
+            return
         if isinstance(module, PPMissingLayer) or not isinstance(module, LinearBase | VocabParallelEmbedding):
             return
         if leaf != "lm_head" and not name.startswith(self._language_prefix):
@@ -100,6 +123,17 @@ class ModelWrapper:
         self.wrapped.append(wrapped)
         replace_submodule(self.model, name, wrapped.module)
 
+    def _wrap_head(self, name: str, module: nn.Module) -> None:
+        # Layers that see a row for each request, or in any other number than a step's tokens.
+        head = self._heads.get(id(module))
+        plain = type(module) is ReplicatedLinear and name.rpartition(".")[2] in HEADS
+        if head is None or not plain or not is_in_target_modules(name, self._target_modules, self._packed):
+            self._unwrapped[name] = POOLERS
+            return
+        wrapped = wrap_classifier(name, cast(ReplicatedLinear, module), getattr(torch, self._dtype))
+        self.wrapped.append(wrapped)
+        head.classifier = wrapped.module
+
     def _wrap_lm_head(self, name: str, head: nn.Module) -> None:
         # The head stays; its product is made by the logits processor, which is wrapped in its stead.
         parent = name.rpartition(".")[0]
@@ -124,6 +158,24 @@ class ModelWrapper:
         wrapped = wrap_lm_head(name, head, processor)
         self.wrapped.append(wrapped)
         replace_submodule(self.model, processor_name, wrapped.module)
+
+
+def _poolers(model: nn.Module) -> Iterator[nn.Module]:
+    """Every pooler; those by task are in a plain dict, where torch does not find them."""
+    for module in model.modules():
+        if isinstance(module, Pooler):
+            yield from (module, *getattr(module, "poolers_by_task", {}).values())
+
+
+def _pooled_layers(model: nn.Module) -> set[int]:
+    """The ids of all layers that poolers call."""
+    return {id(module) for pooler in _poolers(model) for module in pooler.modules()}
+
+
+def _classifier_heads(model: nn.Module) -> dict[int, Any]:
+    """The pooler's heads of whole texts, by the id of the layer that they call."""
+    parts = (module for pooler in _poolers(model) for module in pooler.modules())
+    return {id(part.classifier): part for part in parts if isinstance(part, ClassifierPoolerHead)}
 
 
 def _address(module: nn.Module) -> int | None:

@@ -40,6 +40,8 @@ _TURN_BESIDE_STEPS = 0.002
 _TURN_ALONE = 0.03
 _BUSY_SECONDS = 0.2
 
+_BY_REQUEST = (Kind.LM_HEAD, Kind.CLASSIFIER)
+
 Ids = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 
@@ -77,7 +79,11 @@ class WorkerAdapters:
         dtype: torch.dtype = self._lora_config.lora_dtype
         slabs, slab_rows = arena_shape(self._lora_config)
         wrapper = ModelWrapper(
-            model, self._lora_config.target_modules, str(dtype).removeprefix("torch."), slab_rows
+            model,
+            self._lora_config.target_modules,
+            str(dtype).removeprefix("torch."),
+            slab_rows,
+            classifies=_classifies(model, vllm_config),
         )
         self.layout = wrapper.wrap()
         self.arena = Arena(self.layout, slabs * slab_rows, GRANULE, self._device, dtype)
@@ -86,9 +92,10 @@ class WorkerAdapters:
         self._tokens = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
         self._logits = self._make_batch(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, dtype)
         for wrapped, weights in zip(wrapper.wrapped, self.arena.weights, strict=True):
-            batch = self._logits if wrapped.layer.kind is Kind.LM_HEAD else self._tokens
+            batch = self._logits if wrapped.layer.kind in _BY_REQUEST else self._tokens
             wrapped.module.handle = register(weights, batch, partial(layer_compute, hooks, wrapped.layer))
-            wrapped.module.before_logits = self._fit_logits
+            classifies = wrapped.layer.kind is Kind.CLASSIFIER
+            wrapped.module.before_logits = self._check_pooled if classifies else self._fit_logits
         self._base = HostModel(wrapper.model, wrapper.wrapped, vllm_config.model_config.dtype, self._device)
         self.stager = Stager(
             self.layout,
@@ -230,6 +237,11 @@ class WorkerAdapters:
         if self._prompt_adapter is not None:
             self._update_logits(np.array([self._prompt_adapter], np.int64), np.array([rows], np.int32))
 
+    def _check_pooled(self, rows: int) -> None:
+        ids, samples = self._sampled
+        if rows != samples.sum() and ids.any():
+            raise LoraPluginError(Code.INTERNAL, f"{rows} rows are classified of {samples.sum()} requests")
+
     def _update_logits(self, ids: Ids, samples: Counts) -> None:
         entries = self.arena.entries(ids)
         self._logits.update(entries, samples, *self.arena.tables)
@@ -277,3 +289,11 @@ class WorkerAdapters:
     @staticmethod
     def _decided_elsewhere() -> LoraPluginError:
         return LoraPluginError(Code.INTERNAL, "adapters are loaded by the scheduler's orders only")
+
+
+def _classifies(model: nn.Module, vllm_config: VllmConfig) -> bool:
+    pooler: Any = getattr(model, "pooler", None)
+    if pooler is None or vllm_config.model_config.runner_type != "pooling":
+        return False
+    task: str | None = vllm_config.model_config.get_pooling_task(tuple(pooler.get_supported_tasks()))
+    return task == "classify"
