@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError, VLLMValidation
 from lora_plugin.errors import AdapterNotFound, LoraPluginError
 from lora_plugin.hooks import Request
 from lora_plugin.hosts.vllm.requests import to_lora_request
+from lora_plugin.hosts.vllm.vllm_0_30 import log_request_body
 from lora_plugin.routing.scope import Chosen, begin_choice, current_request
 from lora_plugin.service import Service
 
@@ -57,8 +58,7 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
         service: Service | None = getattr(self.models, "lora_plugin_service", None)
         if service is None:
             return await original(self, request)
-        if self.request_logger is not None:
-            self.request_logger.log_request_body(request)
+        log_request_body(self.request_logger, request)
         try:
             with service.counting_refusals():
                 await _choose(self, service, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from lora_plugin.hosts.vllm import (
     app,
@@ -17,6 +18,7 @@ from lora_plugin.hosts.vllm import (
     runner,
     scheduler,
     server,
+    vllm_0_30,
 )
 from lora_plugin.hosts.vllm.seams import Seam
 from lora_plugin.hosts.vllm.worker import WorkerAdapters
@@ -25,17 +27,23 @@ _ARGS = "vllm.engine.arg_utils"
 _MODELS = "vllm.entrypoints.openai.models.serving"
 _SERVING = "vllm.entrypoints.serve.engine.serving"
 _POOLING = "vllm.entrypoints.pooling.base.serving"
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
 _CORE = "vllm.v1.engine.core"
 _MIXIN = "vllm.v1.worker.lora_model_runner_mixin"
 _V1 = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu.model_runner"
 _V2_LORA = "vllm.v1.worker.gpu.lora_utils"
 
+
+def _as_it_is(original: Any) -> Any:
+    return original
+
+
 CREATE_ENGINE_CONFIG = Seam(
     _ARGS, "EngineArgs.create_engine_config", config.configure_engine, ("self",), "LoRA is on without a flag"
 )
 
-SEAMS: tuple[Seam, ...] = (
+_OF_ALL: tuple[Seam, ...] = (
     CREATE_ENGINE_CONFIG,
     Seam(_ARGS, "EngineArgs.add_cli_args", config.add_cli_defaults, ("parser",), "the plugin's defaults"),
     Seam(
@@ -165,14 +173,6 @@ SEAMS: tuple[Seam, ...] = (
         "the mixin goes over whichever scheduler is in use",
     ),
     Seam(
-        "vllm.v1.core.sched.scheduler",
-        "Scheduler._handle_blocked_waiting_request",
-        lambda original: original,
-        ("self", "request"),
-        "overridden by the mixin: asked for every waiting request before it joins a step",
-        keeps=True,
-    ),
-    Seam(
         "vllm.v1.executor.abstract",
         "Executor.__init__",
         engine.remember_executor,
@@ -291,3 +291,50 @@ SEAMS: tuple[Seam, ...] = (
         "a tuple entry per token",
     ),
 )
+
+_SINCE_0_31 = (
+    Seam(
+        _SCHEDULER,
+        "Scheduler._handle_blocked_waiting_request",
+        _as_it_is,
+        ("self", "request"),
+        "overridden by the mixin: asked for every waiting request before it joins a step",
+        keeps=True,
+    ),
+)
+
+_OF_0_30 = (
+    Seam(
+        _SCHEDULER,
+        "Scheduler._try_promote_blocked_waiting_request",
+        _as_it_is,
+        ("self", "request"),
+        "vLLM 0.30 only: overridden for the one above, which it lacks",
+        keeps=True,
+    ),
+    Seam(
+        _SCHEDULER,
+        "Scheduler._is_blocked_waiting_status",
+        _as_it_is,
+        ("status",),
+        "vLLM 0.30 only: overridden, so that the former is asked for every waiting request",
+        keeps=True,
+    ),
+    Seam(
+        _SCHEDULER,
+        "Scheduler._enqueue_waiting_request",
+        _as_it_is,
+        ("self", "request"),
+        "vLLM 0.30 only: overridden, so that new requests are queued as ever",
+        keeps=True,
+    ),
+    Seam(
+        "vllm.v1.core.kv_cache_utils",
+        "_gen_lora_extra_hash_keys",
+        vllm_0_30.lora_hash_keys,
+        ("request",),
+        "vLLM 0.30 only: the prefix cache's key is the adapter's name, whatever its version",
+    ),
+)
+
+SEAMS = _OF_ALL + (_OF_0_30 if vllm_0_30.IS_HOST else _SINCE_0_31)

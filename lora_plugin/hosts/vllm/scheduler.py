@@ -16,6 +16,7 @@ from lora_plugin.hosts.vllm.admission import Admission
 from lora_plugin.hosts.vllm.config import active, arena_shape, process_hooks, required_settings
 from lora_plugin.hosts.vllm.engine import EngineAdapters, executor_of
 from lora_plugin.hosts.vllm.lost import ending, output_for
+from lora_plugin.hosts.vllm.vllm_0_30 import scheduler_bases
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
 
@@ -143,7 +144,7 @@ def mixed(scheduler_class: type[Any]) -> type[Any]:
     """The scheduler class with the mixin over it; the same class for the same base."""
     return type(
         f"Lora{scheduler_class.__name__}",
-        (LoraSchedulerMixin, scheduler_class),
+        (LoraSchedulerMixin, *scheduler_bases(), scheduler_class),
         {"host_class": scheduler_class},
     )
 

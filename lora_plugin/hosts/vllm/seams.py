@@ -96,7 +96,7 @@ def incompatible(found: str) -> HostIncompatible:
     return HostIncompatible(
         Code.HOST_INCOMPATIBLE,
         "this vLLM does not look as the LoRA plugin expects",
-        expected="vLLM 0.31 or 0.32",
+        expected="vLLM 0.30, 0.31 or 0.32",
         found=found,
         hint="install a supported vLLM, or set LORA_PLUGIN_ENABLED=0",
     )
