@@ -10,8 +10,9 @@ import pytest
 import torch
 from adapter_samples import HIDDEN, INNER, KV, base_model, llama_layout
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
-from lora_plugin.layout import EXPERTS, TOWERS, Kind, ModelLayout
+from lora_plugin.layout import EXPERTS, POOLERS, TOWERS, Kind, ModelLayout
 from lora_plugin.model_folder.layout import folder_layout, serving_dtype
 from lora_plugin.model_folder.locate import ModelUnreadable
 
@@ -106,6 +107,17 @@ def test_experts_and_towers_take_none(model: Path) -> None:
     assert layout.unwrapped == {"model.layers.0.mlp.experts": EXPERTS, "visual.blocks.0.attn.qkv": TOWERS}
     assert by_name(layout) == by_name(llama_layout())
     assert {layer.kind for layer in layout.layers} == set(Kind) - {Kind.CLASSIFIER}
+
+
+def test_a_pooler_takes_none(tmp_path: Path) -> None:
+    config = BertConfig(
+        hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=1, num_attention_heads=2
+    )
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    layout = folder_layout(tmp_path / "bert", None, 64)
+    assert layout.unwrapped == {"pooler.dense": POOLERS}
+    queries = [part.name for layer in layout.layers for part in layer.slices if "query" in part.name]
+    assert queries == ["encoder.layer.0.attention.self.query"]
 
 
 @pytest.mark.parametrize(
