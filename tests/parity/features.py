@@ -56,7 +56,7 @@ FEATURES: Final = {
     ),
     "all-linear": Feature(lambda a: {"r": 8, "target_modules": "all-linear"}),
     "float16 files": Feature(lambda a: {"r": 16, "target_modules": _all(a)}, torch.float16),
-    "bfloat16 files": Feature(lambda a: {"r": 1, "target_modules": _all(a)}, torch.bfloat16),
+    "bfloat16 files": Feature(lambda a: {"r": 1, "lora_alpha": 2, "target_modules": _all(a)}, torch.bfloat16),
     "embedding": Feature(lambda a: {"r": 8, "target_modules": _of(a, (a.embedding, a.targets[0]))}),
     "embedding and lm_head": Feature(
         lambda a: {"r": 8, "target_modules": _of(a, (a.embedding, a.targets[0]), head=True)},

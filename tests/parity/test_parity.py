@@ -80,26 +80,27 @@ def check_answers(asked: Asked, feature: str) -> str | None:
         return None
     answers, adapter = asked.answers[feature], None if feature == BASE else feature
     expected = asked.reference(adapter, answers)
-    tolerance, shown = tolerance_of(asked, adapter, answers, expected)
+    tolerance, seen, shown = tolerance_of(asked, adapter, answers, expected)
     errors = [largest(served_value(answer), right) for answer, right in zip(answers, expected, strict=True)]
     if feature != BASE:
         # The adapter is seen: the base model says something else, to every prompt.
         others = asked.reference(None, answers)
-        assert min(map(largest, others, expected)) > 5 * tolerance
+        assert min(map(largest, others, expected)) > seen
     assert max(errors) <= tolerance
     return shown(max(errors))
 
 
 def tolerance_of(
     asked: Asked, adapter: str | None, answers: list[Any], expected: list[torch.Tensor]
-) -> tuple[float, Callable[[float], str]]:
-    """How large an error may be, and how one is shown."""
+) -> tuple[float, float, Callable[[float], str]]:
+    """How large an error may be, how large what an adapter changes must be, and how an error is shown."""
     dtype = getattr(torch, asked.architecture.dtype)
     if dtype is torch.float32:
-        return asked.architecture.tolerance, "{:.0e}".format
+        tolerance = asked.architecture.tolerance
+        return tolerance, 5 * tolerance, "{:.0e}".format
     peers = asked.reference(adapter, answers, dtype)
     own = max(largest(peer.float(), right) for peer, right in zip(peers, expected, strict=True))
-    return RATIO * own, lambda error: f"{error:.0e} ({error / own:.1f})"
+    return RATIO * own, RATIO * own, lambda error: f"{error:.0e} ({error / own:.1f})"
 
 
 def largest(one: torch.Tensor, other: torch.Tensor) -> float:
