@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -229,7 +230,7 @@ ARCHITECTURES: Final = {
         "LlamaConfig",
         {"tie_word_embeddings": False},
         write=write_awq,
-        compute=rounded_to_int4,
+        compute=partial(rounded_to_int4, shifted=True),
         dtype="float16",
     ),
     "Llama, int8 (compressed-tensors)": Architecture(

@@ -47,12 +47,11 @@ def write_gptq(model: Any, target: Path) -> None:
     """Every linear layer but lm_head in 4 bits, symmetric, as GPTQ stores it."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
-        values, scales = _int4(weight)
-        # Of the first version of the format: a zero point is stored less 1.
-        zeros = torch.full_like(scales, _ZERO - 1).int()
+        values, scales, zeros = _int4(weight)
         return {
             "qweight": _pack(values.T).T,
-            "qzeros": _pack(zeros),
+            # Of the first version of the format: a zero point is stored less 1.
+            "qzeros": _pack(zeros - 1),
             "scales": scales.half(),
             "g_idx": (torch.arange(len(values)) // _GROUP).int(),
         }
@@ -61,11 +60,10 @@ def write_gptq(model: Any, target: Path) -> None:
 
 
 def write_awq(model: Any, target: Path) -> None:
-    """The same numbers as AWQ stores them: packed along the outputs, in an order of its own."""
+    """The same with zero points, as AWQ stores it: packed along the outputs, in an order of its own."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
-        values, scales = _int4(weight)
-        zeros = torch.full_like(scales, _ZERO).int()
+        values, scales, zeros = _int4(weight, shifted=True)
         return {
             "qweight": _pack(_in_awq_order(values)),
             "qzeros": _pack(_in_awq_order(zeros)),
@@ -75,12 +73,15 @@ def write_awq(model: Any, target: Path) -> None:
     _write(model, target, _AWQ, parts)
 
 
-def rounded_to_int4(model: nn.Module) -> nn.Module:
-    """Compute with the weights that the 4 bits stand for."""
+def rounded_to_int4(model: nn.Module, *, shifted: bool = False) -> nn.Module:
+    """Compute with the weights that the 4 bits stand for, of AWQ where zero points are shifted."""
     for name, module in model.named_modules():
         if name.endswith("_proj") and isinstance(module, nn.Linear):
-            values, scales = _int4(module.weight)
-            module.weight.data = ((values - _ZERO) * scales.repeat_interleave(_GROUP, 0)).T.contiguous()
+            values, scales, zeros = (
+                part.repeat_interleave(n, 0)
+                for part, n in zip(_int4(module.weight, shifted=shifted), (1, _GROUP, _GROUP), strict=True)
+            )
+            module.weight.data = ((values - zeros) * scales).T.contiguous()
     return model
 
 
@@ -116,12 +117,16 @@ class _FakeInt8Linear(nn.Linear):
         return nn.functional.linear(rounded * scale, weight * weight_scale)
 
 
-def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from 0 to 15 [in, out], and scales [groups of in, out] that any half precision holds."""
+def _int4(weight: Tensor, *, shifted: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers from 0 to 15 [in, out]; [groups of in, out] scales that any half precision holds, zeros."""
     grouped = weight.detach().float().T.unflatten(0, (-1, _GROUP))
-    scales = (grouped.abs().amax(1) / (_ZERO - 1)).bfloat16().float()
-    values = (grouped / scales[:, None]).round().clamp(-_ZERO, _ZERO - 1) + _ZERO
-    return values.flatten(0, 1).int(), scales
+    # So few levels that none is cut off: what was rounded is rounded to itself.
+    scales = (grouped.abs().amax(1) / (5 if shifted else 7)).bfloat16().float()
+    zeros = torch.full_like(scales, _ZERO)
+    if shifted:
+        zeros += torch.arange(zeros.numel()).view_as(zeros) % 5 - 2
+    values = ((grouped / scales[:, None]).round() + zeros[:, None]).clamp(0, 15)
+    return values.flatten(0, 1).int(), scales, zeros.int()
 
 
 def _pack(values: Tensor) -> Tensor:
