@@ -118,7 +118,7 @@ class _FakeInt8Linear(nn.Linear):
 
 
 def _int4(weight: Tensor, *, shifted: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole numbers from 0 to 15 [in, out]; scales that half precision holds and zeros, both [groups, out]."""
+    """Whole numbers from 0 to 15 [in, out]; scales that bfloat16 holds and zeros, both [groups, out]."""
     grouped = weight.detach().float().T.unflatten(0, (-1, _GROUP))
     # So few levels that none is cut off: what was rounded is rounded to itself.
     scales = (grouped.abs().amax(1) / (5 if shifted else 7)).bfloat16().float()
