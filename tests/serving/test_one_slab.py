@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from collector import Collector
 from server import Server
 from tiny import logprobs, make_adapter
 
+from lora_plugin.load_times import Stage
+
 FLAGS = ("--enforce-eager", "--max-loras", "1", "--max-lora-rank", "64", "--max-model-len", "4096")
-ENV = {"LORA_PLUGIN_MAX_WAIT_SECONDS": "1"}
+COLLECTOR = Collector()
+ENV = {"LORA_PLUGIN_MAX_WAIT_SECONDS": "1", **COLLECTOR.env}
 SMALL = [f"small{i}" for i in range(8)]
 
 
@@ -89,3 +94,38 @@ def test_an_adapter_gets_its_turn_beside_busy_ones(
     assert answer.logprobs == pytest.approx(expected, abs=2e-4)
     engine = server.admin("/v1/pool")[1]["engines"][0]
     assert (engine["waiting_requests"], engine["longest_wait_seconds"]) == (0, 0)
+
+
+def test_a_load_is_traced_by_the_hosts_provider(
+    server: Server, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    server.drop(sources["beta"], "traced")
+    server.wait_listed("traced")
+    server.complete("traced", prompt)
+
+    def of_load() -> dict[str, Any]:
+        """The spans of its load by name, once that has been sent."""
+        spans = list(COLLECTOR.spans)
+        loads = [
+            s for s in spans if s.name == "lora_plugin.load" and attributes(s)["lora.adapter"] == "traced"
+        ]
+        return {s.name: s for s in spans for load in loads if s.trace_id == load.trace_id}
+
+    server.wait_for(lambda: len(of_load()) == 4, 10, "four spans")
+    spans = of_load()
+    whole = spans.pop("lora_plugin.load")
+    assert set(spans) == {f"lora_plugin.load.{stage}" for stage in Stage}
+    assert {span.parent_span_id for span in spans.values()} == {whole.span_id}
+    _, view = server.admin("/v1/adapters/traced")
+    assert attributes(whole) == {
+        "lora.adapter": "traced",
+        "lora.version": view["version"],
+        "lora.outcome": "ready",
+        "lora.rank": view["rank"],
+        "lora.bytes": view["packed_bytes"],
+    }
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    values = ((each.key, each.value) for each in span.attributes)
+    return {key: getattr(value, value.WhichOneof("value")) for key, value in values}
