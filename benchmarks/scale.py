@@ -28,12 +28,12 @@ from servers import free_port
 
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
-from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.pool.usage import Usage
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 from lora_plugin.service import Service
 from lora_plugin.settings import Settings
-from lora_plugin.staging import StageSpec, StageStatus
+from lora_plugin.worker.load_times import LoadTimes
 
 MODULES = [f"model.layers.{i}.self_attn.{name}" for i in range(4) for name in ("q_proj", "v_proj")]
 WIDTH = 64

@@ -28,8 +28,8 @@ from random_adapter import Shapes, write_folder
 
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
-from lora_plugin.arena import Arena
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
+from lora_plugin.worker.arena import Arena
 
 RANKS = (8, 16, 64)
 STAGES = {

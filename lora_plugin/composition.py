@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from lora_plugin.adapter.digest import adapter_id
-from lora_plugin.entry import Version
-from lora_plugin.staging import StageSpec
+from lora_plugin.directory.entry import Version
+from lora_plugin.readiness.staging import StageSpec
 
 _MARK: Final = "parts:"
 """No absolute path begins so."""

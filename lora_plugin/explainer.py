@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lora_plugin.admin.explanation import ExplanationView
-from lora_plugin.catalog import Catalog
-from lora_plugin.engines import Engines
-from lora_plugin.entry import Adapter
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import Adapter
 from lora_plugin.explanation import (
     Facts,
     alias_finding,
@@ -15,6 +14,7 @@ from lora_plugin.explanation import (
     layers_view,
 )
 from lora_plugin.layout import ModelLayout
+from lora_plugin.readiness.engines import Engines
 from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.views import Residents, alias_targets, part_targets

@@ -15,7 +15,7 @@ from lora_plugin.admin.explanation import (
     ShareView,
 )
 from lora_plugin.admin.models import AdapterView, TargetView
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.layout import ModelLayout
 
 _SHOWN: Final = 50

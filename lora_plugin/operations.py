@@ -12,9 +12,8 @@ from lora_plugin.adapter.names import is_adapter_name
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.admin.operations import Load
-from lora_plugin.catalog import Catalog
-from lora_plugin.engines import Engines
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import (
     AdapterBusy,
     AdapterRejected,
@@ -26,9 +25,10 @@ from lora_plugin.errors import (
 )
 from lora_plugin.explainer import Explainer
 from lora_plugin.hub.reference import HubReference
-from lora_plugin.loads import Loads
 from lora_plugin.metrics import Snapshot
-from lora_plugin.readiness import Readiness
+from lora_plugin.readiness.engines import Engines
+from lora_plugin.readiness.loads import Loads
+from lora_plugin.readiness.readiness import Readiness
 from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.setting_rows import setting_rows
 from lora_plugin.sources.arrivals import Arrivals

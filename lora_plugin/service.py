@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager
 
 from lora_plugin.admin.opening import open_admin
 from lora_plugin.admin.server import AdminServer
-from lora_plugin.catalog import Catalog
-from lora_plugin.engines import Engines
-from lora_plugin.entry import AdapterState, Version
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import AdapterState, Version
+from lora_plugin.directory.events import Event, EventKind
+from lora_plugin.directory.watcher import Watcher
 from lora_plugin.errors import (
     AdapterNotFound,
     Code,
     LoraPluginError,
     Unavailable,
 )
-from lora_plugin.events import Event, EventKind
 from lora_plugin.explainer import Explainer
 from lora_plugin.extensions.access import check_access
 from lora_plugin.extensions.lifecycle import CatalogEvents
@@ -28,10 +28,11 @@ from lora_plugin.hooks import Part, Request
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
-from lora_plugin.leases import Leases
 from lora_plugin.metrics import Metrics, render
 from lora_plugin.operations import AdapterOperations
-from lora_plugin.readiness import Readiness, StageSpec
+from lora_plugin.readiness.engines import Engines
+from lora_plugin.readiness.leases import Leases
+from lora_plugin.readiness.readiness import Readiness, StageSpec
 from lora_plugin.routing.chooser import Chooser
 from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles
@@ -40,7 +41,6 @@ from lora_plugin.routing.scope import RequestScope
 from lora_plugin.settings import Settings
 from lora_plugin.sources.arrivals import Arrivals, nowhere
 from lora_plugin.sources.requested import RequestedAdapters
-from lora_plugin.watcher import Watcher
 
 logger = logging.getLogger("lora_plugin")
 

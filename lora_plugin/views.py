@@ -19,7 +19,7 @@ from lora_plugin.admin.models import (
     RoutingView,
     TargetView,
 )
-from lora_plugin.entry import Adapter
+from lora_plugin.directory.entry import Adapter
 from lora_plugin.hooks import Part
 from lora_plugin.routing.aliases import Alias
 from lora_plugin.routing.files import RoutingFiles

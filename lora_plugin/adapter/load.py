@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.digest import ContentDigest
 from lora_plugin.adapter.files import CHUNK, FileStamp, open_stamped, read_into
 from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
@@ -22,7 +23,6 @@ from lora_plugin.adapter.pack_outputs import finish_outputs
 from lora_plugin.adapter.pack_saved import Comparison
 from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import scaled
-from lora_plugin.base_model import BaseModel
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lora_plugin.adapter.base_model import BaseLayer, BaseModel, Task
 from lora_plugin.adapter.pack import PackedAdapter, PackedLayer, check_finite
 from lora_plugin.adapter.plan import LayerPlan, OutputPlan, Plan
-from lora_plugin.base_model import BaseLayer, BaseModel, Task
 from lora_plugin.layout import Layer, ModelLayout, Slice
 
 Vectors = dict[str, Tensor]

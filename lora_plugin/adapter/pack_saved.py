@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.checkpoint import TensorInfo
 from lora_plugin.adapter.document import show
 from lora_plugin.adapter.join import join
@@ -16,7 +17,6 @@ from lora_plugin.adapter.pack import SERVED, STORED, PackedAdapter, Packer, chec
 from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import LayerPlan, Plan, SavedPlan, TokenPlan
 from lora_plugin.adapter.targets import core_name
-from lora_plugin.base_model import BaseModel
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import AFFINE_ROWS, ModelLayout
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.pack import PackedAdapter, PackedLayer, check_finite
 from lora_plugin.adapter.plan import Plan, TokenPlan
-from lora_plugin.base_model import BaseModel
 from lora_plugin.layout import Kind, ModelLayout
 
 

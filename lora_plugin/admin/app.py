@@ -16,7 +16,7 @@ from lora_plugin.admin.middlewares import log_changes, request_id
 from lora_plugin.admin.operations import Operations
 from lora_plugin.admin.problems import problems
 from lora_plugin.admin.routes import EVENTS, PUBLIC_PATHS, route_definitions
-from lora_plugin.events import EventLog
+from lora_plugin.directory.events import EventLog
 from lora_plugin.metrics import Metrics
 
 _log = logging.getLogger("lora_plugin.admin")

@@ -14,7 +14,7 @@ from lora_plugin.admin.inputs import parse_query
 from lora_plugin.admin.middlewares import REQUEST_ID, current_request_id
 from lora_plugin.admin.models import EventView, ReasonView
 from lora_plugin.admin.queries import EventsQuery
-from lora_plugin.events import Event, EventLog
+from lora_plugin.directory.events import Event, EventLog
 
 MAX_LISTENERS = 16
 HEARTBEAT_SECONDS = 15.0

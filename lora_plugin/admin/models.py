@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.entry import AdapterState
+from lora_plugin.directory.events import EventKind
 from lora_plugin.errors import Code, Reason
-from lora_plugin.events import EventKind
 
 
 class View(BaseModel):

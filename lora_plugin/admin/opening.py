@@ -15,7 +15,7 @@ from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.operations import Operations
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.admin.tls import configured
-from lora_plugin.events import EventLog
+from lora_plugin.directory.events import EventLog
 from lora_plugin.metrics import Metrics
 from lora_plugin.settings import Settings, is_loopback
 

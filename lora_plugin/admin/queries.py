@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_plugin.admin.models import AdapterView
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.entry import AdapterState
 
 
 class Query(BaseModel):

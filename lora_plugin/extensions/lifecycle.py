@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lora_plugin import entry
-from lora_plugin.events import Event, EventKind
+from lora_plugin.directory import entry
+from lora_plugin.directory.events import Event, EventKind
 from lora_plugin.hooks import Adapter
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.pool.entry import Entry

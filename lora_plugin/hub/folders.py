@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lora_plugin.adapter.names import check_name, is_temporary
+from lora_plugin.directory.folders import Content, Folders
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected
-from lora_plugin.folders import Content, Folders
 from lora_plugin.hub.fetches import Fetches
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.placing import bring, take_away, wants

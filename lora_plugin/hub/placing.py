@@ -8,10 +8,10 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from lora_plugin.directory.own_folder import locked, make_own_folder
 from lora_plugin.hub.origin import FILE, Origin
 from lora_plugin.hub.reference import HubReference, read_reference
 from lora_plugin.hub.source import HubSource
-from lora_plugin.own_folder import locked, make_own_folder
 
 _LOCK: Final = "hub.lock"
 

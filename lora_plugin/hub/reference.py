@@ -13,8 +13,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from lora_plugin.adapter.files import FileStamp, read_small, reasons
+from lora_plugin.directory.own_folder import replace_file
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.own_folder import replace_file
 from lora_plugin.routing.strict_yaml import read_yaml
 
 SUFFIX: Final = ".hub.yaml"

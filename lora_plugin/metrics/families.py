@@ -16,11 +16,11 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.distribution import Distribution
-from lora_plugin.entry import AdapterState
-from lora_plugin.load_times import Stage
 from lora_plugin.metrics.snapshot import Snapshot
 from lora_plugin.pool.usage import MAX_NAMES, OTHER
+from lora_plugin.worker.load_times import Stage
 
 PREFIX = "lora_plugin"
 

@@ -7,17 +7,17 @@ import logging
 import time
 from typing import Any, Protocol
 
-from lora_plugin.catalog import Catalog
-from lora_plugin.entry import Version
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import Version
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Unavailable
 from lora_plugin.extensions.access import check_access
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.types import Part, Request
-from lora_plugin.leases import Leases
+from lora_plugin.readiness.leases import Leases
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.held import find_held
 from lora_plugin.routing.router import Route, Router
 from lora_plugin.routing.scope import Chosen, RequestScope
-from lora_plugin.staging import StageSpec
 
 logger = logging.getLogger("lora_plugin")
 

@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from lora_plugin.catalog import Catalog
 from lora_plugin.composition import PartSource, compose
-from lora_plugin.entry import Version
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import Version
 from lora_plugin.errors import (
     AdapterNotFound,
     AdapterRejected,
@@ -20,9 +20,9 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.flights import Flights
 from lora_plugin.hooks.types import Part
-from lora_plugin.staging import EngineLink, StageSpec, Staging
+from lora_plugin.readiness.flights import Flights
+from lora_plugin.readiness.staging import EngineLink, StageSpec, Staging
 
 logger = logging.getLogger("lora_plugin")
 

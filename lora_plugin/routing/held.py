@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lora_plugin.staging import StageSpec
+from lora_plugin.readiness.staging import StageSpec
 
 
 def find_held(snapshots: Sequence[dict[str, Any]], name: str, prefix: str, path: str) -> StageSpec | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from lora_plugin.hooks.builtin.spelling import BASE
-from lora_plugin.staging import StageSpec
+from lora_plugin.readiness.staging import StageSpec
 
 logger = logging.getLogger("lora_plugin")
 

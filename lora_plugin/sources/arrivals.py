@@ -9,8 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lora_plugin.adapter.names import check_name, is_adapter_name
-from lora_plugin.catalog import Catalog
-from lora_plugin.entry import Adapter, AdapterState
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import Adapter, AdapterState
+from lora_plugin.directory.own_folder import FOLDER
 from lora_plugin.errors import (
     AdapterNotFound,
     AdapterRejected,
@@ -21,7 +22,6 @@ from lora_plugin.errors import (
 )
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.reference import SUFFIX, HubReference, is_repo, name_of, read_reference, write_reference
-from lora_plugin.own_folder import FOLDER
 from lora_plugin.settings import Settings
 
 _LOOK_SECONDS = 0.05

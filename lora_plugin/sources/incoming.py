@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lora_plugin.adapter.names import check_name
+from lora_plugin.directory.own_folder import find_own_folder, make_own_folder
 from lora_plugin.errors import AdapterRejected, Code, Unavailable
-from lora_plugin.own_folder import find_own_folder, make_own_folder
 
 logger = logging.getLogger("lora_plugin")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from lora_plugin.adapter.names import RESERVED, is_adapter_name
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError, Unavailable
 from lora_plugin.hooks.manager import HookFailed, HookManager
 from lora_plugin.settings import Settings

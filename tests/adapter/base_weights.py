@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lora_plugin.base_model import Task
+from lora_plugin.adapter.base_model import Task
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import Kind, Layer, ModelLayout
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lora_plugin import kernels
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
-from lora_plugin.arena import Arena
 from lora_plugin.layout import Kind
+from lora_plugin.worker.arena import Arena
 
 TRAINED = {
     "plain": {"target_modules": "all-linear", "r": 16},

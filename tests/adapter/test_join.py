@@ -18,7 +18,7 @@ from lora_plugin.adapter.load import load
 from lora_plugin.composition import PartSource, compose, parts_of
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
-from lora_plugin.stager import Job, Stager
+from lora_plugin.worker.stager import Job, Stager
 
 PARTS: dict[str, tuple[float, dict[str, Any]]] = {
     "a": (0.7, {"r": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}),

@@ -22,7 +22,7 @@ from lora_plugin.admin.models import (
     TargetView,
 )
 from lora_plugin.admin.operations import Load
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Forbidden, Reason
 from lora_plugin.metrics import Snapshot
 

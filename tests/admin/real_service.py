@@ -14,12 +14,12 @@ import torch
 
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
-from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.pool.usage import Usage
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 from lora_plugin.service import Service
 from lora_plugin.settings import Settings
-from lora_plugin.staging import StageSpec, StageStatus
+from lora_plugin.worker.load_times import LoadTimes
 
 
 class PoolEngine:

@@ -15,7 +15,7 @@ from memory_operations import REJECTION, MemoryOperations
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.event_stream import EventStream
 from lora_plugin.admin.routes import EVENTS
-from lora_plugin.events import EventKind, EventLog
+from lora_plugin.directory.events import EventKind, EventLog
 
 
 @dataclass

@@ -11,7 +11,7 @@ from memory_operations import listed, rejected
 from lora_plugin.admin.explanation import EngineFactsView, Level, Question, ShareView
 from lora_plugin.explanation import Facts, engine_facts, findings, layers_view
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
-from lora_plugin.recent import RecentBatches
+from lora_plugin.worker.recent import RecentBatches
 
 NAMES = ("q", "k", "v")
 LAYOUT = ModelLayout(

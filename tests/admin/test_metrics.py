@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from lora_plugin.distribution import SECONDS, Distribution
 from lora_plugin.errors import Code, Unavailable
-from lora_plugin.load_times import LoadTimes, Stage
 from lora_plugin.metrics import Metrics, render
 from lora_plugin.metrics.families import BoundedLabels
 from lora_plugin.pool.usage import MAX_NAMES, Usage
+from lora_plugin.worker.load_times import LoadTimes, Stage
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

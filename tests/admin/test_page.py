@@ -16,8 +16,8 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.models import ExtentView
+from lora_plugin.directory.events import EventKind, EventLog
 from lora_plugin.errors import Code, Reason
-from lora_plugin.events import EventKind, EventLog
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

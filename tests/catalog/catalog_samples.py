@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import Code, Reason
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
-from lora_plugin.staging import StageSpec, StageStatus
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 
 WIDTH = 8
 SETTLE = 0.2

@@ -25,13 +25,13 @@ from catalog_samples import (
 )
 
 import lora_plugin.adapter.load as reader
-import lora_plugin.folders as folders
+import lora_plugin.directory.folders as folders
 from lora_plugin.adapter.digest import adapter_id
 from lora_plugin.adapter.files import FileStamp
 from lora_plugin.adapter.load import load
+from lora_plugin.directory.folders import AdapterFolders
+from lora_plugin.directory.own_folder import FOLDER
 from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
-from lora_plugin.folders import AdapterFolders
-from lora_plugin.own_folder import FOLDER
 
 
 def test_listed_once_it_is_whole_and_quiet(bench: Bench) -> None:
@@ -485,7 +485,9 @@ def test_unchanged_folders_are_not_opened(bench: Bench, monkeypatch: pytest.Monk
     (bench.root / "bad" / CONFIG).write_bytes(config_bytes(r=3))
     (bench.root / "partial").mkdir()
     bench.settle()
-    monkeypatch.setattr("lora_plugin.folders.inspect", lambda *args: pytest.fail("it was inspected"))
+    monkeypatch.setattr(
+        "lora_plugin.directory.folders.inspect", lambda *args: pytest.fail("it was inspected")
+    )
     for _ in range(3):
         bench.settle()
     assert [bench.state(name) for name in ("good", "bad", "partial")] == ["listed", "rejected", "settling"]
@@ -517,7 +519,7 @@ def test_the_disk_does_not_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch)
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr("lora_plugin.folders.AdapterFolders.stamp", fail)
+        broken.setattr("lora_plugin.directory.folders.AdapterFolders.stamp", fail)
         assert bench.catalog.scan() is None
     assert bench.state("a") == "listed"
     bench.settle()
@@ -561,7 +563,7 @@ def test_a_subfolder_that_becomes_a_file_while_it_is_looked_at(
         return list_folder(path)
 
     with monkeypatch.context() as busy:
-        busy.setattr("lora_plugin.folders.os.scandir", disturbed)
+        busy.setattr("lora_plugin.directory.folders.os.scandir", disturbed)
         bench.settle()
     assert bench.kinds("a") == ["discovered", "listed"]
 

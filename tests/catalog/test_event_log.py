@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from lora_plugin.events import Event, EventKind, EventLog
+from lora_plugin.directory.events import Event, EventKind, EventLog
 
 
 def test_subscribers_hear_everything_in_order() -> None:

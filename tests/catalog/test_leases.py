@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from lora_plugin import leases as module
-from lora_plugin.leases import LEASE_SECONDS, Leases
+from lora_plugin.readiness import leases as module
+from lora_plugin.readiness.leases import LEASE_SECONDS, Leases
 
 
 class Engines:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_plugin.folders import AdapterFolders
+from lora_plugin.directory.folders import AdapterFolders
 from lora_plugin.layout import ModelLayout
 
 

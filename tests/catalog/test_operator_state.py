@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_plugin.own_folder import FOLDER
-from lora_plugin.state import State
+from lora_plugin.directory.own_folder import FOLDER
+from lora_plugin.directory.state import State
 
 
 def content(root: Path) -> dict[str, object]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import lora_plugin.own_folder
+import lora_plugin.directory.own_folder
+from lora_plugin.directory.own_folder import FOLDER, find_own_folder
+from lora_plugin.directory.state import State
 from lora_plugin.hub.origin import FILE, Origin
 from lora_plugin.hub.reference import HubReference, write_reference
-from lora_plugin.own_folder import FOLDER, find_own_folder
 from lora_plugin.sources.incoming import Incoming
-from lora_plugin.state import State
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_nothing_is_written_behind_a_link_to_a_file(root: Path, victim: Path, na
 def test_a_lock_that_is_never_given_back_is_waited_for_only_so_long(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora_plugin.own_folder, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(lora_plugin.directory.own_folder, "_LOCK_SECONDS", 0.1)
     (root / FOLDER).mkdir()
     with (root / FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

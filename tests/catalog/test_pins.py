@@ -12,9 +12,9 @@ from catalog_samples import LAYOUT, MemoryLink, write_adapter
 
 from lora_plugin.errors import Code, Unavailable
 from lora_plugin.hooks.manager import HookManager
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 from lora_plugin.service import Service
 from lora_plugin.settings import Settings
-from lora_plugin.staging import StageSpec, StageStatus
 
 
 class PinLink(MemoryLink):

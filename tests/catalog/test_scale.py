@@ -15,12 +15,12 @@ import pytest
 from catalog_samples import LAYOUT, Bench, MemoryLink, write_adapter
 
 import lora_plugin.operations
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.observation import Observation
+from lora_plugin.directory.watcher import Watcher
 from lora_plugin.hooks.manager import HookManager
-from lora_plugin.observation import Observation
 from lora_plugin.service import Service
 from lora_plugin.settings import Settings
-from lora_plugin.watcher import Watcher
 
 MANY = 200
 _opened: list[str] = []
@@ -69,7 +69,9 @@ def test_a_rescan_opens_no_file_and_hashes_nothing(bench: Bench, monkeypatch: py
     for number in range(0, MANY, 2):
         bench.catalog.version_of(f"a{number}")
     monkeypatch.setattr("lora_plugin.adapter.load.verify", lambda *args: pytest.fail("a digest was computed"))
-    monkeypatch.setattr("lora_plugin.folders.inspect", lambda *args: pytest.fail("it was inspected"))
+    monkeypatch.setattr(
+        "lora_plugin.directory.folders.inspect", lambda *args: pytest.fail("it was inspected")
+    )
     with opened() as seen:
         bench.catalog.scan()
     assert [entry for entry in seen if entry.startswith("open")] == []

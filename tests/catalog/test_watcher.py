@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes, write_adapter
 
-import lora_plugin.folders as folders
-from lora_plugin.catalog import Catalog
+import lora_plugin.directory.folders as folders
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.watcher import Watcher
 from lora_plugin.settings import Settings
-from lora_plugin.watcher import Watcher
 
 Start = Callable[..., tuple[Catalog, Watcher]]
 NEVER = 1000.0
@@ -68,7 +68,7 @@ def test_a_slow_first_check_is_waited_for(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only copies in progress are given up after a while, never folders that wait for their check."""
-    monkeypatch.setattr("lora_plugin.watcher._SETTLING_SECONDS", 0.01)
+    monkeypatch.setattr("lora_plugin.directory.watcher._SETTLING_SECONDS", 0.01)
     for number in range(30):
         write_adapter(tmp_path / "adapters" / f"a{number}")
     inspect = folders.inspect
@@ -147,8 +147,8 @@ def test_reading_makes_no_work(start: Start, tmp_path: Path, monkeypatch: pytest
 def test_the_rescan_catches_what_events_miss(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lora_plugin.observation.Observation.refresh", lambda self: False)
-    monkeypatch.setattr("lora_plugin.watcher._POLL_SECONDS", NEVER)
+    monkeypatch.setattr("lora_plugin.directory.observation.Observation.refresh", lambda self: False)
+    monkeypatch.setattr("lora_plugin.directory.watcher._POLL_SECONDS", NEVER)
     catalog, watcher = start(rescan_seconds=0.1)
     assert watcher.first_scan(30)
     write_adapter(tmp_path / "adapters" / "a")
@@ -161,7 +161,7 @@ def test_it_polls_where_events_do_not_work(
     def fail() -> object:
         raise OSError(errno.ENOSPC, "inotify watch limit reached")
 
-    monkeypatch.setattr("lora_plugin.observation.Observer", fail)
+    monkeypatch.setattr("lora_plugin.directory.observation.Observer", fail)
     with caplog.at_level(logging.WARNING, "lora_plugin"):
         catalog, watcher = start(watch="auto")
         assert watcher.first_scan(30)

@@ -14,8 +14,8 @@ from memory_operations import REJECTION, MemoryOperations, listed, rejected
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.callers import Tokens
 from lora_plugin.admin.server import AdminServer
+from lora_plugin.directory.events import EventKind, EventLog
 from lora_plugin.errors import Reason
-from lora_plugin.events import EventKind, EventLog
 
 TOKEN = "s3cret"
 

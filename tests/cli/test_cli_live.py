@@ -18,7 +18,7 @@ from memory_operations import MemoryOperations
 from lora_plugin.admin.app import create_app
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.cli import main
-from lora_plugin.events import EventKind, EventLog
+from lora_plugin.directory.events import EventKind, EventLog
 
 FAKE_HOST = """#!{python}
 import json, os, sys

@@ -27,13 +27,13 @@ from catalog_samples import Bench, write_adapter
 from memory_operations import MemoryOperations, listed
 from test_pool_decisions import admit, make, want
 
-from lora_plugin import scanner
 from lora_plugin.adapter.config import MAX_CONFIG_BYTES
 from lora_plugin.adapter.folder import snapshot
 from lora_plugin.adapter.load import load, verify
 from lora_plugin.adapter.names import check_name
 from lora_plugin.admin.app import MAX_BODY_BYTES, create_app
 from lora_plugin.admin.callers import Tokens
+from lora_plugin.directory import scanner
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.hooks.manager import Named
 from lora_plugin.hooks.types import Selection

@@ -15,7 +15,7 @@ from documents import DOCS, README, ROOT, rows, seam_rows, section
 from lora_plugin.admin.models import PoolView
 from lora_plugin.admin.routes import ROUTES
 from lora_plugin.cli import commands as cli
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import Code
 from lora_plugin.metrics import Metrics, Snapshot
 from lora_plugin.pool.journal import Cause

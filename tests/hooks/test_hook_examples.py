@@ -14,7 +14,7 @@ from catalog_samples import LAYOUT, write_adapter
 from memory_operations import MemoryOperations
 
 from lora_plugin.admin.app import create_app
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, SettingsError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.extensions.metrics import export_plugins

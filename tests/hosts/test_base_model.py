@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
+from lora_plugin.adapter.base_model import Task
 from lora_plugin.adapter.pack import PackedLayer
 from lora_plugin.adapter.pack_outputs import squared_norms
-from lora_plugin.base_model import Task
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hosts.vllm import base_layer, base_model
 from lora_plugin.hosts.vllm.base_layer import NORMS, HostLayer

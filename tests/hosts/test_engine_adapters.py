@@ -17,10 +17,10 @@ from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
 from lora_plugin.hosts.vllm.engine import EngineAdapters
 from lora_plugin.layout import ModelLayout
-from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import AdapterPool
-from lora_plugin.stager import Job, Stager
+from lora_plugin.worker.load_times import LoadTimes
+from lora_plugin.worker.stager import Job, Stager
 
 LAYOUT = ModelLayout((), "float32", 16, {})
 

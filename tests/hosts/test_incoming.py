@@ -31,8 +31,8 @@ from lora_plugin.errors import (
 from lora_plugin.hooks import Request
 from lora_plugin.hosts.vllm import incoming
 from lora_plugin.hosts.vllm.incoming import BodyFields
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.scope import Chosen, RequestScope, current_request
-from lora_plugin.staging import StageSpec
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 SPEC = StageSpec(1 << 40, "sql", "5f" * 32, "/adapters/sql", 4096)

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.layout import ModelLayout
-from lora_plugin.stager import Job, Stager
+from lora_plugin.worker.stager import Job, Stager
 
 LAYOUT = ModelLayout((), "float32", 16, {})
 PACKED = PackedAdapter(8, 100, (), torch.zeros(0))
@@ -122,8 +122,8 @@ def test_what_is_forgotten_leaves_no_span_behind(spans: InMemorySpanExporter) ->
 def test_without_the_package_or_a_provider_it_loads_all_the_same(absent: str) -> None:
     script = (
         f"import sys; sys.modules[{absent!r}] = None\n"
-        "from lora_plugin import load_spans\n"
-        "from lora_plugin.load_times import Stage\n"
+        "from lora_plugin.worker import load_spans\n"
+        "from lora_plugin.worker.load_times import Stage\n"
         "span = load_spans.LoadSpan('sql', 'd1')\n"
         "span.stage(Stage.QUEUE, 0.1)\n"
         "span.end(None, None)\n"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lora_plugin.composition import PartSource, compose, parts_of
-from lora_plugin.entry import Version
+from lora_plugin.directory.entry import Version
 from lora_plugin.hosts.vllm.requests import to_lora_request, to_spec
-from lora_plugin.staging import StageSpec
+from lora_plugin.readiness.staging import StageSpec
 
 
 def test_an_adapter() -> None:

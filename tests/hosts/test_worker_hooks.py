@@ -22,7 +22,7 @@ from lora_plugin.hosts.vllm import worker
 from lora_plugin.kernels import op
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
 from lora_plugin.settings import Settings
-from lora_plugin.stager import Job
+from lora_plugin.worker.stager import Job
 
 sys.path.append(str(Path(__file__).parents[1] / "hooks"))
 

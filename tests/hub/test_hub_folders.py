@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from local_hub import COMMIT, LocalHub, Repository
 
 import lora_plugin.hub.placing
-from lora_plugin.catalog import Catalog
-from lora_plugin.entry import Adapter, AdapterState
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import Adapter, AdapterState
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.reference import HubReference, is_allowed, is_repo, name_of, parse_reference, repo_of

@@ -9,7 +9,7 @@ import pytest
 from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes
 from local_hub import COMMIT, LocalHub, Repository
 
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, LoraPluginError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hub.reference import name_of

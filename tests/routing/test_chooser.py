@@ -16,11 +16,11 @@ from lora_plugin.hooks import Part, Refusal, Request, hookimpl
 from lora_plugin.hooks.builtin import BUILTIN
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.plugins import Plugin
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.chooser import Chooser
 from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import Chosen, RequestScope
-from lora_plugin.staging import StageSpec
 
 OLD = "ab" * 32
 ALIASES = "brave: {to: nobody, fallback: base}\nstrict: nobody\nshut: {to: secret, fallback: base}\n"

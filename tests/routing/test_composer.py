@@ -13,9 +13,9 @@ from catalog_samples import Bench, MemoryLink, write_adapter
 from lora_plugin.composition import parts_of
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, BadRequest, Code, Reason, Unavailable
 from lora_plugin.hooks import Part
+from lora_plugin.readiness.staging import StageStatus
 from lora_plugin.routing import composer
 from lora_plugin.routing.composer import Composer
-from lora_plugin.staging import StageStatus
 
 MIX = (Part("a", None, 0.7), Part("b", None, -0.3))
 

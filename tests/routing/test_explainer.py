@@ -13,8 +13,8 @@ from catalog_samples import LAYOUT, Bench, write_adapter
 from lora_plugin.admin.explanation import ExplanationView, Level
 from lora_plugin.errors import AdapterNotFound
 from lora_plugin.explainer import Explainer
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.files import RoutingFiles
-from lora_plugin.staging import StageSpec
 
 MIX = StageSpec(99, "a*2+b", "ef" * 32, "", 0)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.scope import Chosen, RequestScopes, begin_choice, current_request
-from lora_plugin.staging import StageSpec
 
 SPEC = StageSpec(1 << 21, "sql", "0123456789abcdef" * 4, "/adapters/sql", 100)
 HTTP = {"type": "http", "path": "/v1/completions", "headers": [(b"X-Who", b"me"), (b"x-who", b"\xe9")]}

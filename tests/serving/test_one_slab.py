@@ -12,7 +12,7 @@ from collector import Collector
 from server import Server
 from tiny import logprobs, make_adapter
 
-from lora_plugin.load_times import Stage
+from lora_plugin.worker.load_times import Stage
 
 FLAGS = ("--enforce-eager", "--max-loras", "1", "--max-lora-rank", "64", "--max-model-len", "4096")
 COLLECTOR = Collector()

@@ -11,8 +11,8 @@ from catalog_samples import LAYOUT, write_adapter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_plugin.catalog import Catalog
-from lora_plugin.entry import AdapterState
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import AdapterNotFound, Code, LoraPluginError
 from lora_plugin.hub.reference import HubReference, read_reference
 from lora_plugin.settings import Settings

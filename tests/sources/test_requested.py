@@ -11,7 +11,7 @@ import pytest
 from catalog_samples import LAYOUT, Clock, write_adapter
 from hook_samples import plugin
 
-from lora_plugin.catalog import Catalog
+from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, LoraPluginError, Unavailable
 from lora_plugin.hooks import Source
 from lora_plugin.hooks.manager import HookManager

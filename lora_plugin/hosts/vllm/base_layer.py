@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from lora_plugin.base_model import Task
+from lora_plugin.adapter.base_model import Task
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hosts.vllm.layers import Wrapped
 from lora_plugin.layout import Kind

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from vllm.config import get_current_vllm_config_or_none
 
+from lora_plugin.adapter.base_model import Task
 from lora_plugin.adapter.document import show
 from lora_plugin.adapter.targets import core_name
-from lora_plugin.base_model import Task
-from lora_plugin.between_steps import BetweenSteps
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hosts.vllm.base_layer import NORMS, HostLayer, squared_row_norms
 from lora_plugin.hosts.vllm.config import active
 from lora_plugin.hosts.vllm.layers import Wrapped
+from lora_plugin.worker.between_steps import BetweenSteps
 
 
 class HostModel:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_plugin.errors import Code, Reason
 from lora_plugin.pool.orders import Orders
-from lora_plugin.stager import Job
+from lora_plugin.worker.stager import Job
 
 logger = logging.getLogger("lora_plugin")
 

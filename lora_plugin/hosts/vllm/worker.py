@@ -18,7 +18,6 @@ from vllm.lora.layers import LoRAMapping, LoRAMappingType
 from vllm.lora.request import LoRARequest
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_plugin.arena import Arena
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.extensions.layers import layer_compute
 from lora_plugin.extensions.steps import StepListeners
@@ -27,11 +26,12 @@ from lora_plugin.hosts.vllm.config import arena_shape, process_hooks, required_s
 from lora_plugin.hosts.vllm.model import ModelWrapper, unwrapped_summary
 from lora_plugin.kernels import Batch, register
 from lora_plugin.layout import Kind, ModelLayout
-from lora_plugin.load_times import LoadTimes
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
-from lora_plugin.recent import RecentBatches
-from lora_plugin.stager import Job, Stager
+from lora_plugin.worker.arena import Arena
+from lora_plugin.worker.load_times import LoadTimes
+from lora_plugin.worker.recent import RecentBatches
+from lora_plugin.worker.stager import Job, Stager
 
 logger = logging.getLogger("lora_plugin")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_plugin.adapter.files import open_plain
-from lora_plugin.own_folder import FOLDER, find_own_folder, locked, replace_file
+from lora_plugin.directory.own_folder import FOLDER, find_own_folder, locked, replace_file
 
 logger = logging.getLogger("lora_plugin")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from lora_plugin.entry import Adapter
-from lora_plugin.events import Event, EventKind
+from lora_plugin.directory.entry import Adapter
+from lora_plugin.directory.events import Event, EventKind
 
 logger = logging.getLogger("lora_plugin")
 

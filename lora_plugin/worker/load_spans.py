@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import Reason
-from lora_plugin.load_times import Stage
+from lora_plugin.worker.load_times import Stage
 
 try:
     from opentelemetry import trace

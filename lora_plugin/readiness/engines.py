@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from lora_plugin.staging import EngineLink
+from lora_plugin.readiness.staging import EngineLink
 
 
 class Engines(EngineLink, Protocol):

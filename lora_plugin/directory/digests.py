@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from lora_plugin.folders import Content, Folders
+from lora_plugin.directory.folders import Content, Folders
 
 
 class Digests:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_plugin.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.folders import Content
 from lora_plugin.errors import Reason
-from lora_plugin.folders import Content
 
 
 @dataclass(slots=True)

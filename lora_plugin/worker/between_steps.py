@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from lora_plugin.base_model import Task
+from lora_plugin.adapter.base_model import Task
 
 
 class BetweenSteps:

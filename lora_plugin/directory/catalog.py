@@ -6,8 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from lora_plugin.digests import Digests
-from lora_plugin.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.digests import Digests
+from lora_plugin.directory.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.event_lines import EventLines
+from lora_plugin.directory.events import EventLog
+from lora_plugin.directory.folders import AdapterFolders, Folders
+from lora_plugin.directory.ledger import Ledger
+from lora_plugin.directory.scanner import Scanner
+from lora_plugin.directory.state import State
 from lora_plugin.errors import (
     AdapterIncomplete,
     AdapterNotFound,
@@ -16,15 +22,9 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.event_lines import EventLines
-from lora_plugin.events import EventLog
-from lora_plugin.folders import AdapterFolders, Folders
 from lora_plugin.hub.folders import HubFolders
 from lora_plugin.layout import ModelLayout
-from lora_plugin.ledger import Ledger
-from lora_plugin.scanner import Scanner
 from lora_plugin.settings import Settings
-from lora_plugin.state import State
 
 
 class Catalog:

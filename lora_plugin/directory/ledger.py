@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from lora_plugin.adapter.digest import adapter_id
-from lora_plugin.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.entry import Adapter, AdapterState, Version
+from lora_plugin.directory.events import EventKind, EventLog
+from lora_plugin.directory.folders import Content
+from lora_plugin.directory.state import State
+from lora_plugin.directory.track import Track
 from lora_plugin.errors import Reason
-from lora_plugin.events import EventKind, EventLog
-from lora_plugin.folders import Content
-from lora_plugin.state import State
-from lora_plugin.track import Track
 
 logger = logging.getLogger("lora_plugin")
 

@@ -7,7 +7,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lora_plugin.digests import Digests
+from lora_plugin.directory.digests import Digests
+from lora_plugin.directory.folders import Content, Folders
+from lora_plugin.directory.ledger import Ledger, version_for
+from lora_plugin.directory.state import State
+from lora_plugin.directory.track import Track
 from lora_plugin.errors import (
     AdapterIncomplete,
     AdapterRejected,
@@ -15,10 +19,6 @@ from lora_plugin.errors import (
     LoraPluginError,
     Reason,
 )
-from lora_plugin.folders import Content, Folders
-from lora_plugin.ledger import Ledger, version_for
-from lora_plugin.state import State
-from lora_plugin.track import Track
 
 logger = logging.getLogger("lora_plugin")
 

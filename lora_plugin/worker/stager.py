@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
+from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.join import check_part, join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
-from lora_plugin.base_model import BaseModel
 from lora_plugin.composition import PartSource, parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
-from lora_plugin.load_spans import LoadSpan
-from lora_plugin.load_times import LoadTimes, Stage
+from lora_plugin.worker.load_spans import LoadSpan
+from lora_plugin.worker.load_times import LoadTimes, Stage
 
 logger = logging.getLogger("lora_plugin")
 

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from lora_plugin.catalog import Catalog
-from lora_plugin.entry import AdapterState, Version
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.entry import AdapterState, Version
+from lora_plugin.directory.events import Event, EventKind
 from lora_plugin.errors import (
     AdapterIncomplete,
     AdapterRejected,
@@ -18,11 +19,10 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.events import Event, EventKind
-from lora_plugin.flights import Flights
-from lora_plugin.prefetch import Prefetcher
+from lora_plugin.readiness.flights import Flights
+from lora_plugin.readiness.prefetch import Prefetcher
+from lora_plugin.readiness.staging import HOLD_SECONDS, EngineLink, StageSpec, StageStatus, Staging
 from lora_plugin.settings import Settings
-from lora_plugin.staging import HOLD_SECONDS, EngineLink, StageSpec, StageStatus, Staging
 
 __all__ = ["EngineLink", "Readiness", "StageSpec", "StageStatus"]
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from lora_plugin.catalog import Catalog
-from lora_plugin.observation import Observation
+from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.observation import Observation
 from lora_plugin.settings import Settings
 
 logger = logging.getLogger("lora_plugin")

@@ -1,0 +1,1 @@
+"""A worker's memory: adapters read into the host's, copied to the device's."""
