@@ -12,9 +12,10 @@ from triton_strict import StrictBuilder, interpreted
 
 from lora_plugin.kernels import reference
 from lora_plugin.kernels.layer import AFFINE_ROWS, LayerWeights
-from lora_plugin.kernels.runs import sort_by_adapter
+from lora_plugin.kernels.runs import RECORD, sort_by_adapter
 from lora_plugin.kernels.triton import expand, layer, shrink
 from lora_plugin.kernels.triton.layer import DeviceLayer
+from lora_plugin.kernels.triton.tables import HEIGHTS
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
 __all__ = ["Step", "Subject", "assert_close", "expand", "layer", "shrink"]
@@ -81,6 +82,11 @@ class Subject:
     def set_step(self, step: Step) -> None:
         arrays = (np.asarray(step.adapters, np.int64), np.asarray(step.counts, np.int64))
         self.tiles.update(sort_by_adapter(*arrays, self.first_rows, self.ranks, self.affine))
+        # Records past the count are whatever the memory held: here tiles of an adapter, to be seen if used.
+        stale = torch.tensor([self.first_rows[0], self.ranks[0], 0, 1, 0, 0, 0, 0], dtype=torch.int32)
+        for height in HEIGHTS:
+            count, records = self.tiles.of(height)
+            records.view(-1, RECORD)[int(count) :] = stale
 
     def run(self, y: Tensor, x: Tensor) -> StrictBuilder:
         """Runs the kernels in strict mode over poisoned planes."""
