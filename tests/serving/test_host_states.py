@@ -92,6 +92,39 @@ def test_drafts_are_judged_by_the_adapter(server: Server, check: Any) -> None:
     assert counter(server, "vllm:spec_decode_num_draft_tokens_total") > before
 
 
+def greedy_choice(model: Path, adapter: Path | None, prompt: list[int], choices: list[str]) -> str:
+    """What is left of the choices when each token is the likeliest that one of them allows, by PEFT."""
+    left, at = [tokenizer().encode(choice) for choice in choices], 0
+    while len(left) > 1:
+        done = left[0][:at]
+        likely = {
+            token: logprobs(model, adapter, [*prompt, *done], [token])[0]
+            for token in {each[at] for each in left}
+        }
+        left = [each for each in left if likely[each[at]] == max(likely.values())]
+        at += 1
+    answer: str = tokenizer().decode(left[0])
+    return answer
+
+
+def test_structured_output_of_an_adapter_with_drafts(
+    server: Server, model: Path, sources: dict[str, Path]
+) -> None:
+    choices = ["one two three", "one two one", "three one two", "two two three", "three two one"]
+    prompt = tokenizer().encode("one two three three two one two two three " * 2)
+    before = counter(server, "vllm:spec_decode_num_draft_tokens_total")
+    for name in NAMES:
+        answer = server.client.completions.create(
+            model=name,
+            prompt=prompt,
+            max_tokens=20,
+            temperature=0,
+            extra_body={"structured_outputs": {"choice": choices}},
+        )
+        assert answer.choices[0].text == greedy_choice(model, sources.get(name), prompt, choices), name
+    assert counter(server, "vllm:spec_decode_num_draft_tokens_total") > before
+
+
 def test_beams_of_an_adapter(
     server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
 ) -> None:

@@ -101,6 +101,16 @@ def test_one_batch_of_base_and_adapters(
         assert answer.logprobs == pytest.approx(expected, abs=2e-4), name
 
 
+def test_an_engine_that_idles_keeps_its_adapters(
+    server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    """While one engine of two serves a request, the other makes dummy steps, adapters in its arena."""
+    for name in (*EVERYONE, *EVERYONE):
+        answer = server.complete(name, prompt, 10)
+        expected = logprobs(model, sources.get(name), prompt, answer.output)
+        assert answer.logprobs == pytest.approx(expected, abs=2e-4), name
+
+
 def test_an_update_reaches_every_process(
     server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
 ) -> None:
