@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -117,21 +117,21 @@ BYTES = st.builds(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(changes=st.lists(CHANGES | BYTES, min_size=1, max_size=2))
+@given(changes=st.tuples(st.lists(CHANGES, max_size=2), st.lists(BYTES, max_size=1)).filter(any))
 def test_whatever_a_folder_holds(
     server: Server,
     model: Path,
     sources: dict[str, Path],
     tmp_path: Path,
     prompt: list[int],
-    changes: list[Change],
+    changes: tuple[list[Change], list[Change]],
 ) -> None:
     """What PEFT makes of it or a refusal with a code; and the base model's answer beside it, to the bit."""
     server.complete(BASE, prompt)
     before = server.complete(BASE, prompt)
     folder = tmp_path / f"changed{next(COUNTER)}"
     shutil.copytree(sources["alpha"], folder)
-    for change in changes:
+    for change in chain(*changes):
         change(folder)
     server.drop(folder, f".{folder.name}.tmp").rename(server.adapters / folder.name)
     with ThreadPoolExecutor(1) as thread:
