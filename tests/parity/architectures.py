@@ -185,8 +185,9 @@ ARCHITECTURES: Final = {
         within=".*text_model",
         auto="AutoModelForImageTextToText",
         flags=("--language-model-only",),
-        refused={"all-linear": "tensor-unknown"},
-        note="all-linear includes the vision tower, which is not there with `--language-model-only`",
+        refused={"all-linear": "tensor-unknown", "all biases": "feature-unsupported"},
+        note="all-linear, and all biases, include the vision tower, which is not there with "
+        "`--language-model-only`",
     ),
     "Qwen3 embedding": Architecture(
         "Qwen3Config",
