@@ -11,7 +11,7 @@ from enum import IntEnum
 import lora_plugin
 from lora_plugin.cli import doctor, live, local, offline, remote
 from lora_plugin.cli.client import Refused, Unreachable
-from lora_plugin.cli.output import Declined, complain, refusal, wrong_usage
+from lora_plugin.cli.output import Declined, Said, complain, refusal, wrong_usage
 from lora_plugin.errors import LoraPluginError
 
 _EPILOG = """\
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LoraPluginError as error:
         refusal(error.reason.message, error.reason.to_dict())
         return Exit.REFUSED
-    except doctor.Unwell:
+    except Said:
         return Exit.REFUSED
     except Declined:
         complain("nothing was done")

@@ -9,15 +9,11 @@ from typing import Any
 
 from lora_plugin.cli import human
 from lora_plugin.cli.client import Unreachable
-from lora_plugin.cli.output import show
+from lora_plugin.cli.output import Said, show
 from lora_plugin.cli.remote import Fill, asks, client_of
 from lora_plugin.cli.surroundings import finding, surroundings
 
 Finding = Mapping[str, str]
-
-
-class Unwell(Exception):
-    """Something is wrong; it was said."""
 
 
 def _doctor(args: Namespace) -> None:
@@ -29,7 +25,7 @@ def _doctor(args: Namespace) -> None:
         found = [{"about": each["question"], **each} for each in data["findings"]]
     show(args, data, lambda _: render(found), _problems(found))
     if _problems(found):
-        raise Unwell
+        raise Said
 
 
 def _of_the_server(args: Namespace) -> list[Finding]:

@@ -43,7 +43,9 @@ def verdict(facts: Mapping[str, Any]) -> str:
     """What `validate` found out about a folder; of a refused one, the reason too."""
     if not facts["servable"]:
         reason = facts["reason"]
-        return _fields({"name": facts["name"], "verdict": f"refused: {reason['message']} [{reason['code']}]"})
+        said = {key: reason.get(key) for key in ("expected", "found", "hint")}
+        verdict = f"refused: {reason['message']} [{reason['code']}]"
+        return _fields({"name": facts["name"], "verdict": verdict, **said})
     ranks = ", ".join(f"{rank} ({count} modules)" for rank, count in facts["ranks"].items())
     return _fields(
         {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_plugin.cli import human
-from lora_plugin.cli.output import add_format, say, show, wrong_usage
+from lora_plugin.cli.output import Said, add_format, resolved, say, show, wrong_usage
 from lora_plugin.cli.remote import Fill
 from lora_plugin.errors import LoraPluginError
 
@@ -30,6 +30,8 @@ def _validate(args: Namespace) -> None:
         facts = validate(folder, layout, _max_bytes(), headers_only=args.headers_only)
     except LoraPluginError as error:
         show(args, {"name": folder.name, "servable": False, "reason": error.reason.to_dict()}, human.verdict)
+        if resolved(args.format) == "human":
+            raise Said from error
         raise
     show(args, facts, human.verdict, [folder.name])
 

@@ -17,6 +17,10 @@ class Declined(Exception):
     """The person who was asked said no."""
 
 
+class Said(Exception):
+    """The answer is no, and was printed."""
+
+
 def add_format(parser: ArgumentParser) -> None:
     """The option `--format` of a command that prints data."""
     text = "auto: human on a terminal, json elsewhere; quiet: names only"

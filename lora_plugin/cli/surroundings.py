@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -12,13 +13,19 @@ from lora_plugin.errors import SettingsError
 
 _GROUP = "vllm.general_plugins"
 _NAME = "lora_plugin"
+_FIT = "lora_plugin.hosts.vllm.fit"
+_FIT_SECONDS = 120
 
 Finding = dict[str, str]
 
 
 def surroundings(environ: Mapping[str, str]) -> list[Finding]:
-    """Findings about this Python, the settings of `environ`, and the directory that they name."""
-    return [*_packages(environ), *_settings(environ)]
+    """Findings about this Python, the settings of `environ`, their directory, and whether vLLM fits."""
+    found = [*_packages(environ), *_settings(environ)]
+    # Last, and only then: it takes vLLM some ten seconds to be imported.
+    if not any(each["level"] == "problem" for each in found):
+        found.append(_fit(environ))
+    return found
 
 
 def finding(level: str, about: str, text: str) -> Finding:
@@ -46,6 +53,19 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _fit(environ: Mapping[str, str]) -> Finding:
+    """In a process of its own: a vLLM that is broken may do anything when it is imported."""
+    command = (sys.executable, "-m", _FIT)
+    try:
+        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_FIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return finding("problem", "fit", f"vLLM was not imported within {_FIT_SECONDS} s")
+    if ran.returncode == 0:
+        return finding("ok", "fit", "every name of vLLM that the plugin replaces is as expected")
+    said = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
+    return finding("problem", "fit", said[-1] if said else f"importing vLLM ended with {ran.returncode}")
 
 
 def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:

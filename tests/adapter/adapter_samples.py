@@ -24,19 +24,22 @@ LIMIT = 1 << 24
 Shard = tuple[int, int]
 
 
-@cache
-def base_model() -> nn.Module:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def tiny_config(**settings: Any) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         intermediate_size=INNER,
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
-        tie_word_embeddings=False,
+        **settings,
     )
-    model: nn.Module = LlamaForCausalLM(config)
+
+
+@cache
+def base_model() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = LlamaForCausalLM(tiny_config(tie_word_embeddings=False))
     return model
 
 

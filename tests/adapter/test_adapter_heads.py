@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_samples import HIDDEN, LIMIT, VOCAB, edit_tensors, llama_layout, train
+from adapter_samples import HIDDEN, LIMIT, edit_tensors, llama_layout, tiny_config, train
 from base_weights import WeightsModel
 from torch import nn
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import LlamaForSequenceClassification
 
 from lora_plugin.adapter.inspection import inspect
 from lora_plugin.adapter.load import load
@@ -25,16 +25,7 @@ SAVED = "base_model.model.score.weight"
 
 def classifier() -> nn.Module:
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_labels=LABELS,
-    )
-    model: nn.Module = LlamaForSequenceClassification(config)
+    model: nn.Module = LlamaForSequenceClassification(tiny_config(num_labels=LABELS))
     return model
 
 

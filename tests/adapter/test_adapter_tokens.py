@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_samples import HIDDEN, LIMIT, VOCAB, edit_config, edit_tensors, llama_layout, train
+from adapter_samples import HIDDEN, LIMIT, VOCAB, edit_config, edit_tensors, llama_layout, tiny_config, train
 from base_weights import WeightsModel
 from test_adapter_outputs import served
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from lora_plugin.adapter.inspection import inspect
 from lora_plugin.adapter.load import load
@@ -25,16 +25,7 @@ SAVED = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delt
 
 def llama(*, tied: bool) -> nn.Module:
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-    )
-    model: nn.Module = LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(tiny_config(tie_word_embeddings=tied))
     return model
 
 

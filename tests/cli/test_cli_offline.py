@@ -67,7 +67,10 @@ def test_a_refused_one(adapter: Path, model: Path) -> None:
     assert result.returncode == 1
     assert json.loads(result.stdout)["reason"]["code"] == "rank-too-large"
     assert "hint: start the server with --max-lora-rank 8" in result.stderr
-    assert "[rank-too-large]" in run(*arguments, "--format", "human").stdout
+    shown = run(*arguments, "--format", "human")
+    assert "[rank-too-large]" in shown.stdout
+    assert "start the server with --max-lora-rank 8" in shown.stdout
+    assert (shown.returncode, shown.stderr) == (1, "")
 
 
 def test_values_are_read_unless_told_not_to(adapter: Path, model: Path) -> None:

@@ -124,7 +124,12 @@ def test_without_a_server_it_looks_at_what_one_would_start_with(nobody: str, tmp
     assert "Connection refused" in result.stderr
     assert "Errno" not in result.stderr
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
-    assert [line[:2] for line in lines] == [["OK", "vLLM"], ["OK", "settings"], ["OK", "directory"]]
+    assert [line[:2] for line in lines] == [
+        ["OK", "vLLM"],
+        ["OK", "settings"],
+        ["OK", "directory"],
+        ["OK", "fit"],
+    ]
     assert lines[0][2].startswith(metadata.version("vllm"))
     assert str(tmp_path) in lines[2][2]
 
@@ -145,6 +150,18 @@ def test_without_a_server_it_says_what_would_keep_one_from_serving(
     (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
     assert (result.returncode, problem["about"]) == (3, about)
     assert words in problem["text"]
+
+
+def test_a_vllm_that_the_plugin_does_not_fit_is_told_of_before_a_server_is_started(
+    nobody: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("print('hello')")
+    result = run("doctor", "--format", "json", LORA_PLUGIN_ADMIN_PORT=nobody, PYTHONPATH=str(tmp_path))
+    (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
+    assert (result.returncode, problem["about"]) == (3, "fit")
+    assert "No module named 'vllm." in problem["text"]
+    assert "install a supported vLLM" in problem["text"]
 
 
 def test_of_another_machines_server_nothing_is_said_of_this_one(nobody: str) -> None:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from lora_plugin.errors import HostIncompatible
-from lora_plugin.hosts.vllm.seams import apply_all, incompatible
+from lora_plugin.hosts.vllm.seams import Seam, apply_all, incompatible
 
 logger = logging.getLogger("lora_plugin")
 
@@ -15,14 +15,23 @@ def install() -> None:
     """Apply every seam; if one does not fit, none, and the engine's start is refused with that."""
     _log_as_the_host()
     try:
-        # Not at the top: a host of another version may lack what these modules import.
-        from lora_plugin.hosts.vllm.patches import SEAMS
-
-        apply_all(SEAMS)
+        apply_all(seams())
     except HostIncompatible as error:
         _refuse_engine(error)
+
+
+def seams() -> tuple[Seam, ...]:
+    """What is replaced or relied on in the host that is installed.
+
+    Raises:
+        HostIncompatible: it lacks what the plugin imports of it.
+    """
+    try:
+        # Not at the top: a host of another version may lack what these modules import.
+        from lora_plugin.hosts.vllm.patches import SEAMS
     except (ImportError, AttributeError) as error:
-        _refuse_engine(incompatible(str(error)))
+        raise incompatible(str(error)) from error
+    return SEAMS
 
 
 class _HostHandler(logging.Handler):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,15 +102,24 @@ def incompatible(found: str) -> HostIncompatible:
     )
 
 
-def apply_all(seams: Sequence[Seam]) -> None:
+def check_all(seams: Iterable[Seam]) -> None:
+    """Look at every seam, and change nothing.
+
+    Raises:
+        HostIncompatible: one does not fit.
+    """
+    misfits = [misfit for seam in seams if (misfit := seam.misfit()) is not None]
+    if misfits:
+        raise incompatible("; ".join(misfits))
+
+
+def apply_all(seams: Iterable[Seam]) -> None:
     """Apply every seam, once per process.
 
     Raises:
         HostIncompatible: one does not fit; then none is applied.
     """
     todo = [seam for seam in seams if not seam.is_applied()]
-    misfits = [misfit for seam in todo if (misfit := seam.misfit()) is not None]
-    if misfits:
-        raise incompatible("; ".join(misfits))
+    check_all(todo)
     for seam in todo:
         seam.apply()
