@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 
 # For the servers and scripts that tests start; see the file there.
 os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent / "tools" / "steady")
+
+
+@pytest.fixture(autouse=True)
+def log_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What caplog hears, whether or not the host's logging was set up in this process before."""
+    monkeypatch.setattr(logging.getLogger("lora_plugin"), "propagate", True)
 
 
 @pytest.fixture(scope="session")
