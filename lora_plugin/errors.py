@@ -112,6 +112,11 @@ class Reason:
         return cls(**{**data, "code": Code(data["code"])})
 
 
+def unexpected(error: Exception) -> Reason:
+    """Why an adapter whose reading failed in a way that nobody thought of is refused."""
+    return Reason(Code.INTERNAL, "the adapter could not be read", found=f"{type(error).__name__}: {error}")
+
+
 class LoraPluginError(Exception):
     """Base of the family. `status` is the HTTP status that fits when it reaches a client."""
 

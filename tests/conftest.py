@@ -16,8 +16,10 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent / "tools" / "steady"
 
 @pytest.fixture(autouse=True)
 def log_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What caplog hears, whether or not the host's logging was set up in this process before."""
-    monkeypatch.setattr(logging.getLogger("lora_plugin"), "propagate", True)
+    """To caplog, and once, whether or not the host's logging was set up in this process before."""
+    logger = logging.getLogger("lora_plugin")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,8 +86,9 @@ class Packer:
     def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
         dtype = SERVED[layout.dtype]
         slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
-        views = _views(plan, layout, slab)
-        self.adapter = PackedAdapter(plan.rank, plan.nbytes, views, slab, plan.affine, plan.relative)
+        parts = ((layer.layer, layer.rank, bool(layer.outputs)) for layer in plan.layers)
+        layers = views(parts, layout, slab)
+        self.adapter = PackedAdapter(plan.rank, plan.nbytes, layers, slab, plan.affine, plan.relative)
         self.vectors: dict[str, Tensor] = {}
         self._uses: dict[str, list[_Use]] = {}
         self._largest: dict[str, float] = {}
@@ -179,7 +181,16 @@ def _by_scale(uses: list[_Use]) -> dict[float, list[_Use]]:
     return groups
 
 
-def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, ...]:
+def views(
+    parts: Iterable[tuple[int, int, bool]], layout: ModelLayout, slab: Tensor
+) -> tuple[PackedLayer, ...]:
+    """A slab's layers.
+
+    Args:
+        parts: of each targeted layer its index in the layout, its rank, and whether it has `outputs`.
+        layout: the model.
+        slab: as in `PackedAdapter`.
+    """
     offset = 0
 
     def take(*shape: int) -> Tensor:
@@ -190,13 +201,12 @@ def _views(plan: Plan, layout: ModelLayout, slab: Tensor) -> tuple[PackedLayer, 
         return view
 
     layers = []
-    for planned in plan.layers:
-        layer = layout.layers[planned.layer]
-        a = take(planned.rank, len(layer.slices), layer.local_in)
-        b = tuple(take(planned.rank, part.local_out) for part in layer.slices)
-        outputs = layer.slices if planned.outputs else ()
-        adjusting = tuple(take(AFFINE_ROWS, part.local_out) for part in outputs)
-        layers.append(PackedLayer(planned.layer, planned.rank, a, b, adjusting))
+    for index, rank, adjusts in parts:
+        layer = layout.layers[index]
+        a = take(rank, len(layer.slices), layer.local_in)
+        b = tuple(take(rank, part.local_out) for part in layer.slices)
+        outputs = tuple(take(AFFINE_ROWS, part.local_out) for part in layer.slices if adjusts)
+        layers.append(PackedLayer(index, rank, a, b, outputs))
     return tuple(layers)
 
 

@@ -1,14 +1,12 @@
 """Adapters in host memory: a background thread reads, checks and packs them; steps only copy.
 
-The thread runs beside the engine's: off the cores that the worker is pinned to, with one compute thread and
-at a lower priority, so that a load does not stretch the steps of running streams.
+The thread mostly waits for the process that packs (`packing.py`). What it does itself runs beside the steps:
+off the cores that the worker is pinned to, with one compute thread and at a lower priority.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -25,16 +23,13 @@ from lora_plugin.adapter.join import check_part, join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.composition import PartSource, parts_of
-from lora_plugin.errors import Code, LoraPluginError, Reason
+from lora_plugin.errors import Code, LoraPluginError, Reason, unexpected
 from lora_plugin.layout import ModelLayout
+from lora_plugin.worker.aside import cores, step_aside
 from lora_plugin.worker.load_spans import LoadSpan
 from lora_plugin.worker.load_times import LoadTimes, Stage
 
 logger = logging.getLogger("lora_plugin")
-
-# Taken at import: CPU workers replace the public function by one that does nothing.
-_set_num_threads = torch.set_num_threads
-_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class Stager:
         base: the base model's weights, which DoRA, trained biases and tokens are relative to.
         pin: whether packed memory is page-locked (CUDA).
         times: where the stages of a load are noted.
-        loader: how a folder becomes a packed adapter; replaced in tests of the thread itself.
+        loader: how a folder becomes a packed adapter, as `adapter.load.load` does.
     """
 
     def __init__(
@@ -172,7 +167,8 @@ class Stager:
             self._thread.start()
 
     def _run(self) -> None:
-        _leave_the_engine_alone()
+        # Inherited from the worker's thread: the cores that steps are computed on.
+        step_aside(cores())
         while (queued := self._jobs.get()) is not None:
             job, span, since = queued
             started = time.monotonic()
@@ -215,10 +211,7 @@ class Stager:
         except Exception as error:
             # Whatever a file can provoke ends this adapter's load, not the thread.
             logger.exception("staging adapter '%s' failed", job.name)
-            reason = Reason(
-                Code.INTERNAL, "the adapter could not be read", found=f"{type(error).__name__}: {error}"
-            )
-            return Outcome(reason=reason)
+            return Outcome(reason=unexpected(error))
         return Outcome(packed=packed)
 
     def _pack(self, job: Job) -> PackedAdapter:
@@ -247,15 +240,3 @@ class Stager:
             trusted=not digest,
             **options,
         )
-
-
-def _leave_the_engine_alone() -> None:
-    """Off the cores that the worker is pinned to, if there are others; one compute thread; low priority."""
-    thread_id = threading.get_native_id()
-    with contextlib.suppress(OSError, AttributeError):
-        everywhere = set(range(os.cpu_count() or 1))
-        # Inherited from the worker's thread: the cores that steps are computed on.
-        os.sched_setaffinity(thread_id, everywhere - os.sched_getaffinity(thread_id) or everywhere)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
-    _set_num_threads(1)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, count
 from pathlib import Path
 
+import psutil
 import pytest
 from adapter_samples import edit_config
 from folder_changes import CHANGES, CONFIG, WEIGHTS, Change, break_bytes
@@ -285,6 +286,26 @@ def test_weights_that_overflow_reach_no_one(
     status, _ = get(f"{server.url}/v1/completions", "POST", {"model": "huge", "prompt": prompt})
     assert status == 400
     assert server.complete(BASE, prompt, 8).output == before
+
+
+def test_the_process_that_packs_is_killed(
+    server: Server, model: Path, sources: dict[str, Path], prompt: list[int]
+) -> None:
+    """Beside a stream, whose answer stays the same; the next adapter is served."""
+    base = server.complete(BASE, prompt, 60).output
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(server.complete, BASE, prompt, 60)
+        killed = 0
+        for process in psutil.Process(server.process.pid).children(recursive=True):
+            if "lora_plugin.worker.packing_process" in process.cmdline():
+                process.kill()
+                killed += 1
+        assert killed == 1
+        server.drop(sources["beta"], "after")
+        server.wait_listed("after")
+        answer = server.complete("after", prompt, 8)
+        assert stream.result().output == base
+    assert answer.logprobs == pytest.approx(logprobs(model, sources["beta"], prompt, answer.output), abs=2e-4)
 
 
 def test_scoring_uses_the_adapter_that_it_names(server: Server, sources: dict[str, Path]) -> None:

@@ -30,6 +30,7 @@ from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.worker.arena import Arena
 from lora_plugin.worker.load_times import LoadTimes
+from lora_plugin.worker.packing import PackingProcess
 from lora_plugin.worker.recent import RecentBatches
 from lora_plugin.worker.stager import Job, Stager
 
@@ -102,6 +103,7 @@ class WorkerAdapters:
             required_settings().max_adapter_bytes,
             self._base,
             pin=PIN_MEMORY and self._on_gpu,
+            loader=PackingProcess(self.layout).load,
             times=self._times,
         )
         if hooks.has("batch_built"):
