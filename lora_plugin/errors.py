@@ -166,6 +166,11 @@ class AdapterNotFound(LoraPluginError, LookupError):
 
     status = 404
 
+    @classmethod
+    def named(cls, name: str) -> AdapterNotFound:
+        """Of a name that nobody has, or that the client is not to know of: in the same words."""
+        return cls(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
+
 
 class AdapterBusy(LoraPluginError):
     """The operation does not fit the adapter's present state (in use, pinned)."""

@@ -99,7 +99,7 @@ class Catalog:
         """The adapter in whatever state. Raises AdapterNotFound where there is no such folder."""
         adapter = self.get(name)
         if adapter is None:
-            raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
+            raise AdapterNotFound.named(name)
         return adapter
 
     def list(self) -> tuple[Adapter, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_plugin.errors import AdapterNotFound, Code, Refused
+from lora_plugin.errors import AdapterNotFound, Refused
 from lora_plugin.hooks import Request
 from lora_plugin.hooks.manager import HookManager
 
@@ -18,5 +18,5 @@ def check_access(hooks: HookManager, request: Request, adapter: str) -> None:
     if refusal is None:
         return
     if refusal.status == 404:
-        raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {adapter[:100]!r}")
+        raise AdapterNotFound.named(adapter)
     raise Refused(refusal.message, refusal.status)

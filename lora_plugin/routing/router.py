@@ -63,7 +63,7 @@ class Router:
         named = self._hooks.select_adapter(request)
         if not named:
             if request.model and request.model not in self._base_models:
-                raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {request.model[:100]!r}")
+                raise AdapterNotFound.named(request.model)
             return Route(request.model or BASE, None)
         return self._resolve(agreed(named), request)
 

@@ -94,7 +94,7 @@ class Arrivals:
         while True:
             adapter = self._catalog.get(name)
             if adapter is None:
-                raise AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
+                raise AdapterNotFound.named(name)
             reason = adapter.reason
             if reason is not None and reason.code in _NOT_SOON:
                 raise Unavailable.of(reason)

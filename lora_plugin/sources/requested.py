@@ -78,7 +78,7 @@ class RequestedAdapters:
 
     def _start(self, name: str) -> asyncio.Task[None]:
         if not is_adapter_name(name) or name in RESERVED:
-            raise _unknown(name)
+            raise AdapterNotFound.named(name)
         self._raise_remembered(name)
         flight = self._flights[name] = asyncio.create_task(self._fly(name))
         flight.add_done_callback(lambda task: self._land(name, task))
@@ -115,7 +115,7 @@ class RequestedAdapters:
         except HookFailed as error:
             raise _failed(name, "it could not be looked up") from error
         if source is None:
-            raise _unknown(name)
+            raise AdapterNotFound.named(name)
         try:
             description = source.description
             nbytes = self._incoming.receive(name, source.fetch)
@@ -153,10 +153,6 @@ def _in_daemon_thread(work: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=run, name="lora-plugin-fetch", daemon=True).start()
     return future
-
-
-def _unknown(name: str) -> AdapterNotFound:
-    return AdapterNotFound(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
 
 
 def _failed(name: str, why: str) -> Unavailable:
