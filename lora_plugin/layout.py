@@ -26,11 +26,24 @@ PACKED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The usual names of a packed layer's parts, for models that have no modules of these names."""
 
+MAX_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What the host takes as `--max-lora-rank`."""
 DEFAULT_MAX_RANK: Final = 64
 """`--max-lora-rank` where it is not given."""
 
 AFFINE_ROWS: Final = 2
 """Rows beside those of its rank that an adapter with DoRA or trained biases takes: of gains and of shifts."""
+
+
+def max_rank_hint(rows: int, otherwise: str = "merge the adapter into the base model") -> str:
+    """What to do about an adapter that needs so many rows, more than there are.
+
+    Args:
+        rows: at least 2.
+        otherwise: what is left where no server has so many.
+    """
+    fitting = next((rank for rank in MAX_RANKS if rank >= rows), None)
+    return otherwise if fitting is None else f"start the server with --max-lora-rank {fitting}"
 
 
 class Kind(StrEnum):

@@ -19,7 +19,7 @@ from lora_plugin.adapter.saved import match_saved, saved_warnings
 from lora_plugin.adapter.targets import Target, find_targets
 from lora_plugin.adapter.tokens import match_tokens
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.layout import AFFINE_ROWS, Kind, Layer, ModelLayout
+from lora_plugin.layout import AFFINE_ROWS, Kind, Layer, ModelLayout, max_rank_hint
 
 _DTYPE_SIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -102,7 +102,7 @@ def _check_rank(module: str, pair: Pair, rank: int, max_rank: int) -> None:
             f"the rank of {show(module)} is above the server's maximum",
             expected=f"r <= {max_rank}",
             found=f"r={rank}",
-            hint=f"start the server with --max-lora-rank {max(8, 1 << (rank - 1).bit_length())}",
+            hint=max_rank_hint(rank),
         )
 
 
@@ -166,7 +166,7 @@ def _check_rows(plan: Plan, max_rank: int) -> None:
             "the adapter needs more rows than the server's maximum: DoRA and biases take two beside its rank",
             expected=f"r <= {max_rank - AFFINE_ROWS}",
             found=f"r={plan.rank}",
-            hint=f"start the server with --max-lora-rank {1 << (plan.rows - 1).bit_length()}",
+            hint=max_rank_hint(plan.rows),
         )
 
 

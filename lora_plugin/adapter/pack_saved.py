@@ -18,12 +18,15 @@ from lora_plugin.adapter.pack_tokens import finish_tokens
 from lora_plugin.adapter.plan import LayerPlan, Plan, SavedPlan, TokenPlan
 from lora_plugin.adapter.targets import core_name
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.layout import AFFINE_ROWS, ModelLayout
+from lora_plugin.layout import AFFINE_ROWS, ModelLayout, max_rank_hint
 
 _BLOCK_BYTES: Final = 1 << 24
 _TURN_ELEMENTS: Final = 1 << 20
 """What one turn on the thread of the steps reads of the base model."""
-_HIGHEST_RANK: Final = 512
+_OTHERWISE: Final = (
+    "merge the adapter into the base model and serve that, or train the tokens that matter with "
+    "trainable_token_indices"
+)
 
 
 @dataclass(slots=True)
@@ -132,22 +135,15 @@ class Comparison:
         if found.changed and found.plan.layer is None:
             raise _differs(found.plan, f"{found.changed} of {found.seen} rows differ")
         if found.changed > self._limit:
-            fits = found.changed + self._layout.max_rank - self._limit <= _HIGHEST_RANK
+            beside = self._layout.max_rank - self._limit
             raise AdapterRejected(
                 Code.RANK_TOO_LARGE,
                 f"modules_to_save: more rows of {show(found.plan.parameter)} differ from the base model's "
                 "than the server has room for: each takes a row of the pool",
                 expected=f"at most {self._limit} rows that differ",
                 found=f"{found.changed} of {found.seen} rows differ",
-                hint=self._hint(found.changed)
-                if fits
-                else "merge the adapter into the base model and serve "
-                "that, or train the tokens that matter with trainable_token_indices",
+                hint=max_rank_hint(found.changed + beside, _OTHERWISE),
             )
-
-    def _hint(self, changed: int) -> str:
-        rows = changed + self._layout.max_rank - self._limit
-        return f"start the server with --max-lora-rank {1 << (rows - 1).bit_length()}"
 
 
 def _check_whole(saved: set[str], base: BaseModel, modules: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from lora_plugin.adapter.pairs import Grouped
 from lora_plugin.adapter.plan import TokenPlan
 from lora_plugin.adapter.targets import Target, find_targets
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.layout import Kind, Layer, ModelLayout
+from lora_plugin.layout import Kind, Layer, ModelLayout, max_rank_hint
 
 
 def match_tokens(
@@ -105,7 +105,7 @@ def _check_plan(plan: TokenPlan, layer: Layer, max_rank: int) -> None:
             "more tokens were trained than the server's maximal rank: each takes a row",
             expected=f"at most {max_rank} tokens",
             found=f"{len(plan.tokens)} tokens",
-            hint=f"start the server with --max-lora-rank {1 << (len(plan.tokens) - 1).bit_length()}",
+            hint=max_rank_hint(len(plan.tokens)),
         )
 
 

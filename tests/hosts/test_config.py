@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
+from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
 
 from lora_plugin.errors import SettingsError
 from lora_plugin.hosts.vllm import config
+from lora_plugin.layout import MAX_RANKS, max_rank_hint
+
+
+def test_a_hint_names_a_rank_that_the_host_takes() -> None:
+    assert get_args(MaxLoRARanks) == MAX_RANKS
+    for rows in range(2, 513):
+        flag, _, rank = max_rank_hint(rows).rpartition(" ")
+        assert flag == "start the server with --max-lora-rank"
+        assert rows <= int(rank) < 8 + 2 * rows
+        assert int(rank) in get_args(MaxLoRARanks)
+    assert "merge" in max_rank_hint(513)
 
 
 def test_kernels_that_cannot_be_had_end_the_start_in_words() -> None:
