@@ -53,22 +53,24 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
     Raises:
         AdapterRejected: TENSOR_PAIR_MISSING, TENSOR_UNKNOWN, FEATURE_UNSUPPORTED or WEIGHTS_INVALID.
     """
-    found: dict[str, dict[str, tuple[LoraName, TensorInfo]]] = {}
+    names: dict[str, LoraName] = {}
+    parts: dict[str, dict[str, TensorInfo]] = {}
     vectors: dict[str, dict[str, TensorInfo]] = {}
     tokens: dict[str, TensorInfo] = {}
     copies: dict[str, TensorInfo] = {}
     whole: dict[str, TensorInfo] = {}
     for tensor in tensors:
         if (name := parse_lora(tensor.name)) is not None:
-            _place(found.setdefault(name.module, {}), name, tensor)
+            names[tensor.name] = name
+            _place(parts.setdefault(name.module, {}), name.part, tensor)
         elif (vector := parse_vector(tensor.name)) is not None:
-            _place_vector(vectors.setdefault(vector[0], {}), vector[1], tensor)
+            _place(vectors.setdefault(vector[0], {}), vector[1], tensor)
         elif (module := parse_tokens(tensor.name)) is not None:
-            tokens[module] = tensor
+            _place(tokens, module, tensor)
         elif (base := parse_base_copy(tensor.name)) is not None:
-            copies[base] = tensor
+            _place(copies, base, tensor)
         elif (parameter := parse_whole(tensor.name)) is not None and feature_of(tensor.name) is None:
-            _place_whole(whole, parameter, tensor)
+            _place(whole, parameter, tensor)
         else:
             raise _not_lora(tensor)
     for parameter in [name for name in whole if name.endswith(".weight")]:
@@ -76,39 +78,20 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> Grouped:
         module = parameter.removesuffix(".weight")
         if vectors.get(module, {}).keys() == {"bias"}:
             whole[f"{module}.bias"] = vectors.pop(module)["bias"]
-    if not found:
+    if not parts:
         raise AdapterRejected(Code.WEIGHTS_INVALID, "the weights hold no lora_A and lora_B")
-    _check_one_adapter(name for parts in found.values() for name, _ in parts.values())
-    return Grouped({module: _pair(parts) for module, parts in found.items()}, vectors, tokens, copies, whole)
+    _check_one_adapter(names.values())
+    pairs = {module: _pair(found, names) for module, found in parts.items()}
+    return Grouped(pairs, vectors, tokens, copies, whole)
 
 
-def _place(parts: dict[str, tuple[LoraName, TensorInfo]], name: LoraName, tensor: TensorInfo) -> None:
-    _, other = parts.setdefault(name.part, (name, tensor))
+def _place(found: dict[str, TensorInfo], key: str, tensor: TensorInfo) -> None:
+    other = found.setdefault(key, tensor)
     if other is not tensor:
         raise AdapterRejected(
             Code.WEIGHTS_INVALID,
-            f"lora_{name.part} of {show(name.module)} is stored twice",
-            found=f"{show(other.name)} and {show(tensor.name)}",
-        )
-
-
-def _place_vector(kinds: dict[str, TensorInfo], kind: str, tensor: TensorInfo) -> None:
-    other = kinds.setdefault(kind, tensor)
-    if other is not tensor:
-        raise AdapterRejected(
-            Code.WEIGHTS_INVALID,
-            f"a {kind} is stored twice",
-            found=f"{show(other.name)} and {show(tensor.name)}",
-        )
-
-
-def _place_whole(whole: dict[str, TensorInfo], parameter: str, tensor: TensorInfo) -> None:
-    other = whole.setdefault(parameter, tensor)
-    if other is not tensor:
-        raise AdapterRejected(
-            Code.WEIGHTS_INVALID,
-            f"{show(parameter)} is stored twice",
-            found=f"{show(other.name)} and {show(tensor.name)}",
+            f"{show(tensor.name)} is stored twice",
+            found=f"{show(other.name)} too",
         )
 
 
@@ -123,16 +106,17 @@ def _check_one_adapter(names: Iterable[LoraName]) -> None:
         )
 
 
-def _pair(parts: Mapping[str, tuple[LoraName, TensorInfo]]) -> Pair:
+def _pair(parts: Mapping[str, TensorInfo], names: Mapping[str, LoraName]) -> Pair:
     if len(parts) == 2:
-        (name, a), (other, b) = parts["A"], parts["B"]
-        if name.embedding == other.embedding:
-            return Pair(a, b, name.embedding)
-    name, tensor = next(iter(parts.values()))
+        a, b = parts["A"], parts["B"]
+        embedding = names[a.name].embedding
+        if embedding == names[b.name].embedding:
+            return Pair(a, b, embedding)
+    tensor = next(iter(parts.values()))
     raise AdapterRejected(
         Code.TENSOR_PAIR_MISSING,
         f"{show(tensor.name)} has no counterpart",
-        expected=show(_counterpart(tensor.name, name)),
+        expected=show(_counterpart(tensor.name, names[tensor.name])),
         hint="save the whole adapter again",
     )
 

@@ -112,6 +112,13 @@ def test_rows_that_are_missing(tmp_path: Path) -> None:
     assert error.code is Code.TENSOR_PAIR_MISSING
 
 
+def test_rows_under_two_names_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a", llama(tied=True), [1, 2, 3])
+    edit_tensors(tmp_path / "a", lambda old: {**old, f"{SAVED}.default": old[SAVED] + 1})
+    error = refusal(tmp_path / "a", layout_of(tied=True), llama(tied=True))
+    assert (error.code, "twice" in error.reason.message) == (Code.WEIGHTS_INVALID, True)
+
+
 def test_more_tokens_than_rows_are_refused_with_the_flag_to_raise(tmp_path: Path) -> None:
     save(tmp_path / "a", llama(tied=True), list(range(20)))
     error = refusal(tmp_path / "a", replace(layout_of(tied=True), max_rank=16), llama(tied=True))
