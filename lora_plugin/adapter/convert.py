@@ -22,11 +22,11 @@ from lora_plugin.adapter.config import CONFIG_FILE, MAX_CONFIG_BYTES, AdapterCon
 from lora_plugin.adapter.document import parse_object, show
 from lora_plugin.adapter.folder import PICKLED, WEIGHTS_FILE, snapshot
 from lora_plugin.adapter.inspection import all_tensors, read_heads
+from lora_plugin.adapter.pack import SERVED
 from lora_plugin.adapter.tensor_names import peft_key
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code
 
 _ANY_SIZE: Final = 1 << 62
-DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def convert(
     Args:
         source: the adapter's folder.
         target: must not exist.
-        dtype: a key of `DTYPES` to cast to; None leaves every tensor's own.
+        dtype: a key of `SERVED` to cast to; None leaves every tensor's own.
         initial: the adapter as it was initialised, for one relative to a changed base (PiSSA and the like).
 
     Raises:
@@ -71,7 +71,7 @@ def convert(
         changes.append("the initial adapter subtracted: the rank is doubled")
     AdapterConfig.from_bytes(json.dumps(config).encode())
     if dtype is not None:
-        tensors = {key: _cast(key, tensor, DTYPES[dtype]) for key, tensor in tensors.items()}
+        tensors = {key: _cast(key, tensor, SERVED[dtype]) for key, tensor in tensors.items()}
         changes.append(f"cast to {dtype}")
     _write(target, config, tensors)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())

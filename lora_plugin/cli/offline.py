@@ -11,6 +11,7 @@ from lora_plugin.cli import human
 from lora_plugin.cli.output import Said, add_format, resolved, say, show, wrong_usage
 from lora_plugin.cli.remote import Fill
 from lora_plugin.errors import LoraPluginError
+from lora_plugin.layout import DEFAULT_MAX_RANK
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -67,9 +68,10 @@ def _max_bytes() -> int:
 def _fill_validate(parser: ArgumentParser) -> None:
     add_format(parser)
     parser.add_argument("path", metavar="PATH", help="the adapter's folder")
+    rank = f"the server's flag ({DEFAULT_MAX_RANK})"
     model = "the base model: its folder, or a repository's id in the local Hugging Face cache"
     parser.add_argument("--model", required=True, help=model)
-    parser.add_argument("--max-lora-rank", type=_rank, default=64, metavar="N", help="the server's flag (64)")
+    parser.add_argument("--max-lora-rank", type=_rank, default=DEFAULT_MAX_RANK, metavar="N", help=rank)
     parser.add_argument("--dtype", choices=_DTYPES, help="the server's flag; default: the model's own")
     parser.add_argument("--headers-only", action="store_true", help="leave the values unread")
     parser.set_defaults(run=_validate)

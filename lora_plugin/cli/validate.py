@@ -10,6 +10,7 @@ from lora_plugin.adapter.inspection import Inspection, inspect
 from lora_plugin.adapter.names import check_name
 from lora_plugin.errors import AdapterRejected
 from lora_plugin.layout import ModelLayout
+from lora_plugin.pool.extents import round_up
 from lora_plugin.pool.pool import GRANULE
 
 
@@ -47,7 +48,7 @@ def _facts(seen: Inspection, layout: ModelLayout) -> dict[str, Any]:
         "nbytes": seen.nbytes,
         "packed_bytes": seen.packed_nbytes,
         "dtype": layout.dtype,
-        "pool_rows": -(-seen.plan.rows // GRANULE) * GRANULE,
+        "pool_rows": round_up(seen.plan.rows, GRANULE),
         "base_model": seen.base_model,
         "warnings": [*seen.warnings, *_name_warnings(seen.snapshot.name)],
     }

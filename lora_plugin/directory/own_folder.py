@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = ".lora_plugin"
+INCOMING: Final = "incoming"
+"""The folder in it where adapters are written before they are moved into the directory."""
 _LOCK_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.02
 
@@ -39,6 +41,11 @@ def make_own_folder(root: Path, *below: str) -> Path:
     for depth in range(len(below) + 1):
         root.joinpath(FOLDER, *below[:depth]).mkdir(exist_ok=True)
     return find_own_folder(root, *below)
+
+
+def draft_folder(root: Path, name: str) -> Path:
+    """A path for an adapter's folder on its way in or out, which nobody has. Raises OSError."""
+    return make_own_folder(root, INCOMING) / f"{name}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def replace_file(root: Path, target: Path, data: bytes) -> None:

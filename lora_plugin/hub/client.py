@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
 from lora_plugin.adapter.config import CONFIG_FILE
 from lora_plugin.adapter.document import show
-from lora_plugin.adapter.folder import WEIGHTS_FILE
+from lora_plugin.adapter.folder import PICKLED, WEIGHTS_FILE
 from lora_plugin.adapter.index import INDEX_FILE
 from lora_plugin.errors import AdapterRejected, Code, Unavailable
 from lora_plugin.hub.failures import family
@@ -27,7 +27,6 @@ _PAUSES: Final = (1.0, 3.0)
 """Seconds before each further try of something that may work later."""
 _WANTED: Final = (CONFIG_FILE, INDEX_FILE, "adapter_model*.safetensors")
 _SHARDS: Final = "adapter_model-*.safetensors"
-_PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def _of_adapter(reference: HubReference, files: Mapping[str, int]) -> dict[str, 
         wanted = {WEIGHTS_FILE}
     elif INDEX_FILE in here:
         wanted = {INDEX_FILE, *(name for name in here if PurePosixPath(name).match(_SHARDS))}
-    elif any(name in here for name in _PICKLES):
+    elif any(name in here for name in PICKLED):
         raise _missing(Code.WEIGHTS_FORMAT, reference, "a pickle only", "ask its owner for safetensors")
     else:
         raise _missing(Code.WEIGHTS_MISSING, reference, f"no {WEIGHTS_FILE}", None)
@@ -169,9 +168,8 @@ def _again(reference: HubReference, call: Callable[[], T]) -> T:
         try:
             with family(reference):
                 return call()
-        except Unavailable as error:
+        except Unavailable:
             if pause is None or constants.HF_HUB_OFFLINE:
                 raise
-            del error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")

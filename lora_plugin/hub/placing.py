@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import uuid
 from pathlib import Path
 from typing import Final
 
-from lora_plugin.directory.own_folder import locked, make_own_folder
+from lora_plugin.directory.own_folder import draft_folder, locked
 from lora_plugin.hub.origin import FILE, Origin
 from lora_plugin.hub.reference import HubReference, read_reference
 from lora_plugin.hub.source import HubSource
@@ -26,7 +24,7 @@ def bring(root: Path, name: str, reference: HubReference, max_bytes: int) -> Non
         AdapterRejected, Unavailable: as `HubSource.fetch`.
         OSError: the directory cannot be written.
     """
-    draft = _incoming(root, name)
+    draft = draft_folder(root, name)
     draft.mkdir()
     try:
         HubSource(reference, max_bytes, owner=name).fetch(draft)
@@ -52,7 +50,7 @@ def take_away(root: Path, name: str) -> None:
         origin = Origin.of(folder)
         if origin is None or not origin.owner or folder.is_symlink():
             return
-        gone = _incoming(root, name)
+        gone = draft_folder(root, name)
         folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -67,7 +65,3 @@ def _put(draft: Path, folder: Path) -> None:
         (folder / stale).unlink()
     for file in files:
         file.replace(folder / file.name)
-
-
-def _incoming(root: Path, name: str) -> Path:
-    return make_own_folder(root, "incoming") / f"{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 import shutil
 import stat
 import threading
@@ -15,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lora_plugin.adapter.config import CONFIG_FILE
 from lora_plugin.adapter.names import check_name
-from lora_plugin.directory.own_folder import find_own_folder, make_own_folder
+from lora_plugin.directory.own_folder import INCOMING, draft_folder, find_own_folder
 from lora_plugin.errors import AdapterRejected, Code, Unavailable
 
 logger = logging.getLogger("lora_plugin")
@@ -56,7 +56,7 @@ class Incoming:
         """
         check_name(name, ())
         with _writing():
-            folder = make_own_folder(self._root, "incoming") / f"{name}.{os.getpid()}.{secrets.token_hex(4)}"
+            folder = draft_folder(self._root, name)
             folder.mkdir()
         try:
             with _SizeLimit(folder, self._max_bytes) as limit:
@@ -76,7 +76,7 @@ class Incoming:
     def clean(self) -> None:
         """Removes what a server that ended left behind: folders in which nothing was written for an hour."""
         try:
-            incoming = find_own_folder(self._root, "incoming")
+            incoming = find_own_folder(self._root, INCOMING)
         except OSError:
             return
         for folder in _entries(incoming):
@@ -146,8 +146,8 @@ def _check_plain(folder: Path) -> None:
         found = entry.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise _no_adapter(f"{entry.name!r}, which is not a plain file")
-    if not any(entry.name == "adapter_config.json" for entry in entries):
-        raise _no_adapter("no adapter_config.json")
+    if not any(entry.name == CONFIG_FILE for entry in entries):
+        raise _no_adapter(f"no {CONFIG_FILE}")
 
 
 def _no_adapter(found: str) -> Unavailable:

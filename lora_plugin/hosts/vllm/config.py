@@ -14,6 +14,7 @@ from lora_plugin.errors import Code, HostIncompatible, SettingsError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import DEFAULT_MAX_RANK
+from lora_plugin.pool.extents import round_up
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.settings import Settings, load_settings
 
@@ -73,8 +74,7 @@ def process_hooks() -> HookManager:
 
 def arena_shape(lora_config: Any) -> tuple[int, int]:
     """Slabs and rows of a slab that the host's flags promise memory for."""
-    rows = max(GRANULE, int(lora_config.max_lora_rank))
-    return int(lora_config.max_loras), -(-rows // GRANULE) * GRANULE
+    return int(lora_config.max_loras), round_up(int(lora_config.max_lora_rank), GRANULE)
 
 
 def add_cli_defaults(original: Callable[..., Any]) -> Callable[..., Any]:
