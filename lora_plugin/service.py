@@ -32,7 +32,8 @@ from lora_plugin.metrics import Metrics, render
 from lora_plugin.operations import AdapterOperations
 from lora_plugin.readiness.engines import Engines
 from lora_plugin.readiness.leases import Leases
-from lora_plugin.readiness.readiness import Readiness, StageSpec
+from lora_plugin.readiness.readiness import Readiness
+from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.chooser import Chooser
 from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles

@@ -11,10 +11,7 @@ from concurrent.futures import Future
 
 from aiohttp import web
 
-from lora_plugin.admin.bridge import LoopBridge
 from lora_plugin.admin.connections import BoundedRunner
-
-__all__ = ["AdminServer", "LoopBridge"]
 
 Address = tuple[str, int]
 

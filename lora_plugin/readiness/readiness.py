@@ -21,10 +21,8 @@ from lora_plugin.errors import (
 )
 from lora_plugin.readiness.flights import Flights
 from lora_plugin.readiness.prefetch import Prefetcher
-from lora_plugin.readiness.staging import HOLD_SECONDS, EngineLink, StageSpec, StageStatus, Staging
+from lora_plugin.readiness.staging import HOLD_SECONDS, EngineLink, StageSpec, Staging
 from lora_plugin.settings import Settings
-
-__all__ = ["EngineLink", "Readiness", "StageSpec", "StageStatus"]
 
 logger = logging.getLogger("lora_plugin")
 

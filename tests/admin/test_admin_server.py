@@ -15,7 +15,8 @@ from memory_operations import MemoryOperations, listed
 
 from lora_plugin.admin import connections
 from lora_plugin.admin.app import create_app
-from lora_plugin.admin.server import AdminServer, LoopBridge
+from lora_plugin.admin.bridge import LoopBridge
+from lora_plugin.admin.server import AdminServer
 
 
 def _get(address: tuple[str, int], path: str) -> tuple[int, dict[str, object]]:

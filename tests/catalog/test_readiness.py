@@ -12,7 +12,8 @@ from catalog_samples import NAN, SETTLE, Bench, MemoryLink, write_adapter
 
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
 from lora_plugin.readiness.leases import Leases
-from lora_plugin.readiness.readiness import Readiness, StageSpec, StageStatus
+from lora_plugin.readiness.readiness import Readiness
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 from lora_plugin.settings import Settings
 
 FULL = Reason(Code.HOST_CACHE_FULL, "the host cache is full of adapters in use")

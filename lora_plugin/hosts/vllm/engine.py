@@ -25,8 +25,7 @@ from lora_plugin.pool.entry import Host
 from lora_plugin.pool.orders import Orders
 from lora_plugin.pool.pool import AdapterPool
 from lora_plugin.pool.usage import Usage
-from lora_plugin.readiness.readiness import StageSpec
-from lora_plugin.readiness.staging import HOLD_SECONDS
+from lora_plugin.readiness.staging import HOLD_SECONDS, StageSpec
 from lora_plugin.worker.stager import Job
 
 logger = logging.getLogger("lora_plugin")

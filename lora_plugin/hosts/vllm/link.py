@@ -16,7 +16,7 @@ from lora_plugin.errors import (
     Unavailable,
 )
 from lora_plugin.layout import ModelLayout
-from lora_plugin.readiness.readiness import StageSpec, StageStatus
+from lora_plugin.readiness.staging import StageSpec, StageStatus
 
 _BY_STATUS: dict[int, type[LoraPluginError]] = {
     400: AdapterRejected,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.lora.request import LoRARequest
 
-from lora_plugin.readiness.readiness import StageSpec
+from lora_plugin.readiness.staging import StageSpec
 
 _SCHEME = "lora-plugin"
 
