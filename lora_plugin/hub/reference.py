@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from lora_plugin.adapter.files import FileStamp, read_small, reasons
 from lora_plugin.directory.own_folder import replace_file
 from lora_plugin.errors import AdapterRejected, Code
-from lora_plugin.routing.strict_yaml import read_yaml
+from lora_plugin.strict_yaml import read_yaml
 
 SUFFIX: Final = ".hub.yaml"
 _SLASH: Final = "--"

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from lora_plugin.adapter.files import open_plain
 from lora_plugin.errors import Code, Reason
-from lora_plugin.routing.strict_yaml import MAX_BYTES, read_yaml
+from lora_plugin.strict_yaml import MAX_BYTES, read_yaml
 
 logger = logging.getLogger("lora_plugin")
 

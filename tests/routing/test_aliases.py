@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lora_plugin.hooks import Part, Request, Selection
 from lora_plugin.routing.aliases import parse_aliases
 from lora_plugin.routing.compositions import parse_compositions
-from lora_plugin.routing.strict_yaml import read_yaml
+from lora_plugin.strict_yaml import read_yaml
 
 BASES = ("smollm2",)
 JSON = st.recursive(
