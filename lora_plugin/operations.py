@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from lora_plugin.adapter.names import is_adapter_name
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
-from lora_plugin.admin.operations import Load
 from lora_plugin.directory.catalog import Catalog
 from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import (
@@ -27,7 +26,7 @@ from lora_plugin.explainer import Explainer
 from lora_plugin.hub.reference import HubReference
 from lora_plugin.metrics import Snapshot
 from lora_plugin.readiness.engines import Engines
-from lora_plugin.readiness.loads import Loads
+from lora_plugin.readiness.loads import LoadOutcome, Loads
 from lora_plugin.readiness.readiness import Readiness
 from lora_plugin.routing.files import RoutingFiles
 from lora_plugin.setting_rows import setting_rows
@@ -83,13 +82,13 @@ class AdapterOperations:
     async def adapter(self, name: str) -> AdapterView:
         return Residents(await self._engines.snapshots()).view(self._catalog.known(name))
 
-    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+    async def load(self, name: str, source: HubSource | None, wait: float) -> LoadOutcome:
         if source is not None:
             await self._refer(name, source)
         elif self._catalog.known(name).state is AdapterState.LISTED:
             held = (await self.adapter(name)).residency
             if held.host == held.engines > 0:
-                return Load.READY
+                return LoadOutcome.READY
         return await self._loads.run(name, lambda: self._load(name), wait)
 
     async def look(self, name: str) -> None:
@@ -110,7 +109,7 @@ class AdapterOperations:
         await self._arrivals.bring(name, place)
         if again:
             await self.reload(name)
-        if await self.load(name, None, self._load_timeout) is Load.UNDER_WAY:
+        if await self.load(name, None, self._load_timeout) is LoadOutcome.UNDER_WAY:
             raise Unavailable(Code.NOT_READY, f"the adapter {name!r} is still being loaded", hint="try again")
 
     async def _refer(self, name: str, source: HubSource) -> None:
@@ -195,7 +194,9 @@ class AdapterOperations:
         )
 
     async def config(self) -> list[SettingView]:
-        return [SettingView(**row._asdict()) for row in setting_rows(os.environ)]
+        # They name a directory, which is looked at: on a network file system that may take its time.
+        rows = await asyncio.to_thread(setting_rows, os.environ)
+        return [SettingView(**row._asdict()) for row in rows]
 
     async def ready(self) -> bool:
         return self.scanned

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
-from lora_plugin.admin.operations import Load, Operations
+from lora_plugin.admin.operations import Operations
 from lora_plugin.errors import Code, Unavailable
 from lora_plugin.metrics import Snapshot
+from lora_plugin.readiness.loads import LoadOutcome
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class LoopBridge:
     async def explain(self, name: str) -> ExplanationView:
         return await self._run(self._operations.explain(name))
 
-    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+    async def load(self, name: str, source: HubSource | None, wait: float) -> LoadOutcome:
         return await self._run(self._operations.load(name, source, wait), wait)
 
     async def reload(self, name: str) -> None:

@@ -18,10 +18,11 @@ from lora_plugin.admin.models import (
     PoolView,
     RoutingView,
 )
-from lora_plugin.admin.operations import Load, Operations
+from lora_plugin.admin.operations import Operations
 from lora_plugin.admin.queries import ListQuery, LoadQuery, UnloadQuery
 from lora_plugin.errors import Code, Unavailable
 from lora_plugin.metrics import Metrics, render
+from lora_plugin.readiness.loads import LoadOutcome
 
 OPERATIONS: web.AppKey[Operations] = web.AppKey("operations")
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
@@ -75,8 +76,8 @@ async def load_adapter(request: web.Request) -> web.Response:
     body = await parse_body(request, LoadBody)
     name = request.match_info["name"]
     outcome = await request.app[OPERATIONS].load(name, body.source, query.wait)
-    status = {Load.READY: 200, Load.DONE: 201, Load.UNDER_WAY: 202}[outcome]
-    headers = {} if outcome is Load.READY else {"Location": request.rel_url.raw_path}
+    status = {LoadOutcome.READY: 200, LoadOutcome.DONE: 201, LoadOutcome.UNDER_WAY: 202}[outcome]
+    headers = {} if outcome is LoadOutcome.READY else {"Location": request.rel_url.raw_path}
     return respond_json(await show_adapter(request), status, headers)
 
 

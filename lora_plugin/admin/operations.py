@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Protocol
 
 from lora_plugin.admin.explanation import ExplanationView
 from lora_plugin.admin.models import AdapterView, HubSource, PoolView, RoutingView, SettingView
 from lora_plugin.metrics import Snapshot
-
-
-class Load(Enum):
-    """How a load stands."""
-
-    READY = "it was loaded already"
-    DONE = "it is loaded now"
-    UNDER_WAY = "it is being loaded"
+from lora_plugin.readiness.loads import LoadOutcome
 
 
 class Operations(Protocol):
@@ -37,7 +29,7 @@ class Operations(Protocol):
         """What may be wrong with an adapter, an alias or a composition."""
         ...
 
-    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+    async def load(self, name: str, source: HubSource | None, wait: float) -> LoadOutcome:
         """Have it in every engine's host memory, waiting `wait` seconds at most; takes back `unload`.
 
         Raises Forbidden for a source that is not allowed, and what a request for it would get.

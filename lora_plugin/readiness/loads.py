@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from enum import Enum
 from typing import Any
 
-from lora_plugin.admin.operations import Load
+
+class LoadOutcome(Enum):
+    """How a load stands when it is no longer waited for."""
+
+    READY = "it was loaded already"
+    DONE = "it is loaded now"
+    UNDER_WAY = "it is being loaded"
 
 
 class Loads:
@@ -15,7 +22,9 @@ class Loads:
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[object]] = {}
 
-    async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, object]], wait: float) -> Load:
+    async def run(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, object]], wait: float
+    ) -> LoadOutcome:
         """Starts `work`, unless the name's is under way, and waits for it for so many seconds at most.
 
         Raises what `work` raised, if that was within the time.
@@ -26,11 +35,11 @@ class Loads:
             task.add_done_callback(lambda done: self._end(name, done))
         await asyncio.wait({task}, timeout=wait)
         if not task.done():
-            return Load.UNDER_WAY
+            return LoadOutcome.UNDER_WAY
         if task.cancelled():
             raise asyncio.CancelledError
         task.result()
-        return Load.DONE
+        return LoadOutcome.DONE
 
     def stop(self) -> None:
         """Ends every load that is under way."""

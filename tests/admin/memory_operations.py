@@ -21,10 +21,10 @@ from lora_plugin.admin.models import (
     SettingView,
     TargetView,
 )
-from lora_plugin.admin.operations import Load
 from lora_plugin.directory.entry import AdapterState
 from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Forbidden, Reason
 from lora_plugin.metrics import Snapshot
+from lora_plugin.readiness.loads import LoadOutcome
 
 DIGEST = "5f" * 32
 REJECTION = Reason(
@@ -102,18 +102,18 @@ class MemoryOperations:
             raise AdapterNotFound(Code.NOT_FOUND, f"No adapter is named {name!r}", hint="GET /v1/adapters")
         return self.views[name]
 
-    async def load(self, name: str, source: HubSource | None, wait: float) -> Load:
+    async def load(self, name: str, source: HubSource | None, wait: float) -> LoadOutcome:
         self._fail()
         if name not in self.views and source is not None:
             raise Forbidden(Code.FORBIDDEN, "no source is allowed on this server")
         self._set(await self.adapter(name), state=AdapterState.LISTED, reason=None)
         view = self.views[name]
         if view.residency.host == view.residency.engines:
-            return Load.READY
+            return LoadOutcome.READY
         if not wait:
-            return Load.UNDER_WAY
+            return LoadOutcome.UNDER_WAY
         self._set(view, residency=view.residency.model_copy(update={"host": view.residency.engines}))
-        return Load.DONE
+        return LoadOutcome.DONE
 
     async def reload(self, name: str) -> None:
         self._set(await self.adapter(name), state=AdapterState.LISTED, reason=None)
