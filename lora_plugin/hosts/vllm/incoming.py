@@ -16,7 +16,7 @@ from lora_plugin.hosts.vllm.vllm_0_30 import log_request_body
 from lora_plugin.routing.scope import Chosen, begin_choice, current_request
 from lora_plugin.service import Service
 
-_TYPES = {
+ERROR_TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
     HTTPStatus.FORBIDDEN: "PermissionDeniedError",
@@ -24,6 +24,7 @@ _TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
+"""What the host calls errors of these statuses."""
 
 
 class BodyFields(Mapping[str, Any]):
@@ -64,7 +65,7 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 await _choose(self, service, request)
         except LoraPluginError as error:
             status = HTTPStatus(error.status)
-            kind = _TYPES.get(status, "InternalServerError")
+            kind = ERROR_TYPES.get(status, "InternalServerError")
             return self.create_error_response(str(error), kind, status, param="model")
         return None
 

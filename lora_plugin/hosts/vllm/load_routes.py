@@ -17,19 +17,13 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
 from lora_plugin.errors import LoraPluginError
 from lora_plugin.hooks import Request as PluginRequest
-from lora_plugin.hosts.vllm.incoming import BodyFields
+from lora_plugin.hosts.vllm.incoming import ERROR_TYPES, BodyFields
 from lora_plugin.routing.scope import current_request
 from lora_plugin.service import Service
 from lora_plugin.settings import load_settings
 
-_TYPES: Final = {
-    HTTPStatus.BAD_REQUEST: "InvalidUserInput",
-    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
-    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
-    HTTPStatus.NOT_FOUND: "NotFoundError",
-    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
-    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
-}
+# These two endpoints of the host call it so.
+_TYPES: Final = {**ERROR_TYPES, HTTPStatus.BAD_REQUEST: "InvalidUserInput"}
 
 
 def attach_router(original: Callable[[Any], None]) -> Callable[[Any], None]:
