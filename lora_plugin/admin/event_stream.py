@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from aiohttp import hdrs, web
@@ -59,11 +59,12 @@ class EventStream:
                 return response
             # A client that is gone, or takes nothing, ends its stream.
             with contextlib.suppress(ConnectionError, TimeoutError):
-                async for text in self._texts(given):
-                    await asyncio.wait_for(response.write(text.encode()), _WRITE_SECONDS)
+                async with contextlib.aclosing(self._texts(given)) as texts:
+                    async for text in texts:
+                        await asyncio.wait_for(response.write(text.encode()), _WRITE_SECONDS)
         return response
 
-    async def _texts(self, given: str | None) -> AsyncIterator[str]:
+    async def _texts(self, given: str | None) -> AsyncGenerator[str, None]:
         seq, missed = self._start(given)
         with self._wake_up() as news:
             yield self._reset(seq) if missed else ": here\n\n"
