@@ -29,14 +29,12 @@ class Facts:
 
     Attributes:
         adapter: the catalog's; None for a composition.
-        rank: its highest rank, where it is known.
         layers: what it changes, where it is loaded.
         engines: each engine's.
         same_content: other adapters with the same version.
     """
 
     adapter: AdapterView | None
-    rank: int | None
     layers: LayersView | None
     engines: Sequence[EngineFactsView]
     same_content: Sequence[str] = ()
@@ -162,10 +160,11 @@ def _slow(facts: Facts) -> _Found:
                 f"an engine has it {engine.host} in host memory: its next request waits for a load",
             )
     seconds = max((engine.load_seconds for engine in facts.engines), default=0.0)
-    rank = "unknown" if facts.rank is None else str(facts.rank)
+    rank = None if facts.adapter is None else facts.adapter.rank
     yield (
         Level.OK,
-        f"rank {rank}; {loads} loads to the device; its last read and packing took {seconds:.2f} s",
+        f"rank {'unknown' if rank is None else rank}; {loads} loads to the device; "
+        f"its last read and packing took {seconds:.2f} s",
     )
 
 

@@ -24,7 +24,6 @@ STEP = (ShareView(adapter="base", requests=1, rows=5), ShareView(adapter="sql", 
 def said(question: Question, **changes: Any) -> list[tuple[Level, str]]:
     facts = {
         "adapter": listed("sql"),
-        "rank": 16,
         "layers": layers_view(LAYOUT, [[0, 8, True], [2, 4, True]]),
         "engines": [READY],
         **changes,
