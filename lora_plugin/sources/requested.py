@@ -122,7 +122,8 @@ class RequestedAdapters:
         except LoraPluginError as error:
             logger.warning("adapter %r could not be fetched: %s", name, error)
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            # On a thread of its own a plugin may raise anything, the end of an event loop that it ran too.
             logger.warning("adapter %r could not be fetched", name, exc_info=True)
             raise _failed(name, "its source failed") from error
         seconds = time.monotonic() - started

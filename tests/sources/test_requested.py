@@ -123,6 +123,10 @@ def _exits(folder: Path) -> None:
     raise SystemExit(3)
 
 
+def _is_cancelled(folder: Path) -> None:
+    raise asyncio.CancelledError
+
+
 def _nothing(folder: Path) -> None:
     return None
 
@@ -134,6 +138,7 @@ def _nothing(folder: Path) -> None:
         (ValueError("token=secret"), Unavailable, Code.FETCH_FAILED),
         (Shelf(_broken), Unavailable, Code.FETCH_FAILED),
         (Shelf(_exits), Unavailable, Code.FETCH_FAILED),
+        (Shelf(_is_cancelled), Unavailable, Code.FETCH_FAILED),
         (Shelf(_nothing), Unavailable, Code.FETCH_FAILED),
     ],
 )
