@@ -5,58 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from lora_plugin.directory.catalog import Catalog
 from lora_plugin.directory.entry import AdapterState, Version
 from lora_plugin.directory.events import Event, EventKind
-from lora_plugin.errors import (
-    AdapterIncomplete,
-    AdapterRejected,
-    Code,
-    Reason,
-    Unavailable,
-)
+from lora_plugin.errors import AdapterIncomplete, AdapterRejected, Code, Reason, Unavailable
 from lora_plugin.readiness.flights import Flights
 from lora_plugin.readiness.prefetch import Prefetcher
-from lora_plugin.readiness.staging import HOLD_SECONDS, EngineLink, StageSpec, Staging
+from lora_plugin.readiness.staging import CONFIRM_SECONDS, HOLD_SECONDS, EngineLink, StageSpec, Staging
+from lora_plugin.readiness.verdicts import look_again, too_slow, verdict
 from lora_plugin.settings import Settings
 
 logger = logging.getLogger("lora_plugin")
 
 _T = TypeVar("_T")
 
-_LOOK_AGAIN = frozenset(
-    {
-        Code.CHANGED,
-        Code.INCOMPLETE,
-        Code.CONFIG_MISSING,
-        Code.WEIGHTS_MISSING,
-        Code.UNREADABLE,
-        Code.NOT_FOUND,
-    }
-)
-"""The files are not what the catalog saw: it looks again."""
-_NOT_THE_CONTENT = frozenset(
-    {
-        Code.NOT_READY,
-        Code.FETCH_FAILED,
-        Code.UNLOADED,
-        Code.IN_USE,
-        Code.PINNED,
-        Code.POOL_FULL,
-        Code.HOST_CACHE_FULL,
-        Code.ID_CLASH,
-        Code.BAD_REQUEST,
-        Code.FORBIDDEN,
-        Code.INTERNAL,
-        Code.SETTINGS_INVALID,
-        Code.HOST_INCOMPATIBLE,
-    }
-)
-"""The adapter may be good: it is not rejected for these."""
+
+class _Ready(NamedTuple):
+    """A version that every engine has; `since`: when they said so, monotonic seconds."""
+
+    version: Version
+    since: float
 
 
 class Readiness:
@@ -86,7 +59,7 @@ class Readiness:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lora-plugin-digest")
         self._flights: Flights[Version] = Flights()
         self._prefetcher = Prefetcher(self._warm)
-        self._ready: dict[str, Version] = {}
+        self._ready: dict[str, _Ready] = {}
         self._asked: dict[str, Version] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -113,8 +86,14 @@ class Readiness:
 
     def ready(self, name: str) -> Version | None:
         """The version that is served and known to be ready; costs look-ups only."""
-        version = self._ready.get(name)
-        return version if version is not None and version == self._served(name) else None
+        ready = self._ready.get(name)
+        return ready.version if ready is not None and ready.version == self._served(name) else None
+
+    def confirmed(self, name: str) -> Version | None:
+        """As `ready`, if the engines said so a moment ago: their host caches may lose it later."""
+        version = self.ready(name)
+        fresh = version is not None and time.monotonic() - self._ready[name].since <= CONFIRM_SECONDS
+        return version if fresh else None
 
     async def ensure(self, name: str) -> Version:
         """The version that is served, once it is ready in every engine.
@@ -144,7 +123,8 @@ class Readiness:
 
     def forget(self, version: Version) -> None:
         """It may be ready no longer: the next `ensure` asks the engines again."""
-        if self._ready.get(version.name) == version:
+        ready = self._ready.get(version.name)
+        if ready is not None and ready.version == version:
             del self._ready[version.name]
 
     def spec(self, version: Version) -> StageSpec:
@@ -162,7 +142,7 @@ class Readiness:
         try:
             return await self._stage(name)
         except AdapterIncomplete:
-            await self._look_again(name)
+            await look_again(self._catalog, (name,), self._settle_seconds)
         try:
             return await self._stage(name)
         except AdapterIncomplete as error:
@@ -176,7 +156,7 @@ class Readiness:
             if version != self._served(name):
                 continue
             if status.state == "ready":
-                self._ready[name] = version
+                self._ready[name] = _Ready(version, time.monotonic())
                 return version
             self._fail(version, status.reason)
 
@@ -186,29 +166,15 @@ class Readiness:
         return await self._in_thread(self._catalog.version_of, name)
 
     def _fail(self, version: Version, reason: Reason | None) -> None:
-        reason = reason or Reason(Code.CHANGED, f"the load of {version.name!r} was given up")
-        if reason.code in _LOOK_AGAIN:
-            raise AdapterIncomplete.of(reason)
-        if reason.code in _NOT_THE_CONTENT:
-            raise Unavailable.of(reason)
-        self._catalog.reject(version.name, version.digest, reason)
-        raise AdapterRejected.of(reason)
-
-    async def _look_again(self, name: str) -> None:
-        await self._in_thread(self._catalog.scan, (name,))
-        if name in self._catalog.pending():
-            await asyncio.sleep(self._settle_seconds)
-            await self._in_thread(self._catalog.scan, (name,))
+        error = verdict(reason or Reason(Code.CHANGED, f"the load of {version.name!r} was given up"))
+        if isinstance(error, AdapterRejected):
+            self._catalog.reject(version.name, version.digest, error.reason)
+        raise error
 
     def _not_ready(self, name: str) -> Unavailable:
         version = self._asked.get(name)
-        reason = self._staging.waits_for(version.id) if version else None
-        return Unavailable(
-            Code.NOT_READY,
-            f"the adapter {name!r} was not loaded within {self._timeout:g} seconds",
-            found=reason.message if reason else None,
-            hint="try again, or raise LORA_PLUGIN_LOAD_TIMEOUT_SECONDS",
-        )
+        waits_for = self._staging.waits_for(version.id) if version else None
+        return too_slow(f"the adapter {name!r}", self._timeout, waits_for)
 
     def _served(self, name: str) -> Version | None:
         adapter = self._catalog.get(name)

@@ -10,6 +10,8 @@ from lora_plugin.errors import Reason
 
 HOLD_SECONDS = 2.0
 """So long the engines keep a version for a request that is on its way to them."""
+CONFIRM_SECONDS = 1.0
+"""For so long after the engines said that a version is ready they are not asked again."""
 _FIRST_PAUSE = 0.005
 _LAST_PAUSE = 0.050
 _GROWTH = 1.5

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lora_plugin.directory.catalog import Catalog
 from lora_plugin.directory.entry import Version
-from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Unavailable
+from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, AdapterRejected, Code, Unavailable
 from lora_plugin.extensions.access import check_access
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hooks.types import Part, Request
@@ -21,7 +21,7 @@ from lora_plugin.routing.scope import Chosen, RequestScope
 
 logger = logging.getLogger("lora_plugin")
 
-_NOT_SERVED = (AdapterNotFound, AdapterRejected, Unavailable)
+_NOT_SERVED = (AdapterIncomplete, AdapterNotFound, AdapterRejected, Unavailable)
 
 
 class Engines(Protocol):

@@ -12,36 +12,16 @@ from typing import Final
 from lora_plugin.composition import PartSource, compose
 from lora_plugin.directory.catalog import Catalog
 from lora_plugin.directory.entry import Version
-from lora_plugin.errors import (
-    AdapterNotFound,
-    AdapterRejected,
-    BadRequest,
-    Code,
-    Reason,
-    Unavailable,
-)
+from lora_plugin.errors import AdapterIncomplete, AdapterNotFound, BadRequest, Code, Reason, Unavailable
 from lora_plugin.hooks.types import Part
 from lora_plugin.readiness.flights import Flights
-from lora_plugin.readiness.staging import EngineLink, StageSpec, Staging
+from lora_plugin.readiness.staging import CONFIRM_SECONDS, EngineLink, StageSpec, Staging
+from lora_plugin.readiness.verdicts import look_again, too_slow, verdict
 
 logger = logging.getLogger("lora_plugin")
 
 _KEPT: Final = 256
 """Clients can spell any number of compositions: the engines forget those that were not asked for lately."""
-_CONFIRM_SECONDS: Final = 1.0
-"""For so long after the engines said that a version is ready they are not asked again."""
-_LOOK_AGAIN: Final = frozenset(
-    {
-        Code.CHANGED,
-        Code.INCOMPLETE,
-        Code.CONFIG_MISSING,
-        Code.WEIGHTS_MISSING,
-        Code.UNREADABLE,
-        Code.NOT_FOUND,
-    }
-)
-"""The files of a part are not what the catalog saw: it looks again."""
-_MAY_BE_GOOD: Final = _LOOK_AGAIN | {Code.HOST_CACHE_FULL, Code.ID_CLASH, Code.INTERNAL}
 
 
 class Composer:
@@ -94,11 +74,12 @@ class Composer:
         """
         try:
             return await self._ensure(name, parts, confirm)
-        except Unavailable as error:
-            if error.code not in _LOOK_AGAIN:
-                raise
-        await self._look_again({part.adapter for part in parts})
-        return await self._ensure(name, parts, confirm)
+        except AdapterIncomplete:
+            await look_again(self._catalog, {part.adapter for part in parts}, self._settle_seconds)
+        try:
+            return await self._ensure(name, parts, confirm)
+        except AdapterIncomplete as error:
+            raise Unavailable.of(error.reason) from error
 
     def known(self, name: str) -> StageSpec | None:
         """The version that was asked for last; None where that is long ago."""
@@ -117,15 +98,9 @@ class Composer:
         ]
         spec = compose(name, versions, sources)
         self._note(spec)
-        if confirm or time.monotonic() - self._ready.get(spec.id, float("-inf")) > _CONFIRM_SECONDS:
+        if confirm or time.monotonic() - self._ready.get(spec.id, float("-inf")) > CONFIRM_SECONDS:
             await self._stage(spec)
         return spec
-
-    async def _look_again(self, names: set[str]) -> None:
-        await asyncio.to_thread(self._catalog.scan, names)
-        if names & self._catalog.pending():
-            await asyncio.sleep(self._settle_seconds)
-            await asyncio.to_thread(self._catalog.scan, names)
 
     async def _version(self, part: Part) -> Version:
         version = self._catalog.find(part.adapter).version
@@ -156,20 +131,14 @@ class Composer:
             await self._flights.join(str(spec.id), lambda: self._ask(spec), self._timeout)
         except TimeoutError:
             waits_for = self._staging.waits_for(spec.id)
-            raise Unavailable(
-                Code.NOT_READY,
-                f"the composition {spec.name[:200]!r} was not loaded within {self._timeout:g} seconds",
-                found=waits_for.message if waits_for else None,
-                hint="try again, or raise LORA_PLUGIN_LOAD_TIMEOUT_SECONDS",
-            ) from None
+            raise too_slow(f"the composition {spec.name[:200]!r}", self._timeout, waits_for) from None
 
     async def _ask(self, spec: StageSpec) -> None:
         status = await self._staging.stage(spec)
         if status.state == "ready":
             self._ready[spec.id] = time.monotonic()
             return
-        reason = status.reason or Reason(Code.CHANGED, "a part changed meanwhile", hint="try again")
-        raise (Unavailable if reason.code in _MAY_BE_GOOD else AdapterRejected).of(reason)
+        raise verdict(status.reason or Reason(Code.CHANGED, "a part changed meanwhile", hint="try again"))
 
     def _note(self, spec: StageSpec) -> None:
         """What it was made of before, and what nobody asked for lately, is let go."""

@@ -23,7 +23,12 @@ from lora_plugin.routing.router import Router
 from lora_plugin.routing.scope import Chosen, RequestScope
 
 OLD = "ab" * 32
-ALIASES = "brave: {to: nobody, fallback: base}\nstrict: nobody\nshut: {to: secret, fallback: base}\n"
+ALIASES = """\
+brave: {to: nobody, fallback: base}
+strict: nobody
+shut: {to: secret, fallback: base}
+dated: {to: a@0123456, fallback: base}
+"""
 
 
 class Door:
@@ -143,6 +148,11 @@ def test_the_base_model_steps_in_only_where_the_alias_says_so(house: House) -> N
     assert house.choose("brave") == Chosen(None, "brave")
     with pytest.raises(AdapterNotFound):
         house.choose("strict")
+
+
+def test_the_base_model_steps_in_while_the_files_are_being_replaced(house: House) -> None:
+    write_adapter(house.bench.root / "a", seed=9)
+    assert house.choose("dated") == Chosen(None, "dated")
 
 
 @pytest.mark.parametrize("model", ["secret", "a+secret", "shut"])

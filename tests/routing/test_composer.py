@@ -129,17 +129,35 @@ def test_failures_reach_the_request_and_no_adapter(bench: Bench, code: Code, err
     assert {adapter.state for adapter in bench.catalog.list()} == {"listed"}
 
 
-def test_a_part_that_is_being_replaced_is_looked_at_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engines find other bytes than the catalog knows: it looks, and the new version is composed."""
-    link, scan = MemoryLink(1), bench.catalog.scan
+def scanning_later(bench: Bench) -> Callable[..., float | None]:
+    """The catalog's `scan` with a second before each."""
+    scan = bench.catalog.scan
 
     def scan_later(names: Iterable[str] | None = None) -> float | None:
         bench.clock.now += 1
         return scan(names)
 
-    monkeypatch.setattr(bench.catalog, "scan", scan_later)
+    return scan_later
+
+
+def test_a_part_that_was_replaced_before_its_digest_was_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(bench.root / "b", seed=7)
+    with pytest.raises(Unavailable) as error:
+        run(bench, MemoryLink(1), lambda c: c.ensure("mix", MIX))
+    assert error.value.code is Code.CHANGED
+    monkeypatch.setattr(bench.catalog, "scan", scanning_later(bench))
+    spec = run(bench, MemoryLink(1), lambda c: c.ensure("mix", MIX))
+    assert parts_of(spec.path)[1].digest == bench.catalog.version_of("b").digest
+
+
+def test_a_part_that_is_being_replaced_is_looked_at_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines find other bytes than the catalog knows: it looks, and the new version is composed."""
+    link = MemoryLink(1)
+    monkeypatch.setattr(bench.catalog, "scan", scanning_later(bench))
     before = bench.catalog.version_of("b").digest
 
     def answer(spec: Any) -> StageStatus | None:
