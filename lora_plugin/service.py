@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from contextlib import AbstractContextManager
+from typing import Any
 
 from lora_plugin.admin.opening import open_admin
 from lora_plugin.admin.server import AdminServer
 from lora_plugin.directory.catalog import Catalog
-from lora_plugin.directory.entry import AdapterState, Version
+from lora_plugin.directory.entry import AdapterState
 from lora_plugin.directory.events import Event, EventKind
 from lora_plugin.directory.watcher import Watcher
-from lora_plugin.errors import (
-    AdapterNotFound,
-    Code,
-    LoraPluginError,
-    Unavailable,
-)
+from lora_plugin.errors import AdapterNotFound
 from lora_plugin.explainer import Explainer
 from lora_plugin.extensions.access import check_access
 from lora_plugin.extensions.lifecycle import CatalogEvents
 from lora_plugin.extensions.metrics import export_plugins
-from lora_plugin.hooks import Part, Request
+from lora_plugin.hooks import Request
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.layout import ModelLayout
@@ -33,12 +28,11 @@ from lora_plugin.operations import AdapterOperations
 from lora_plugin.readiness.engines import Engines
 from lora_plugin.readiness.leases import Leases
 from lora_plugin.readiness.readiness import Readiness
-from lora_plugin.readiness.staging import StageSpec
 from lora_plugin.routing.chooser import Chooser
 from lora_plugin.routing.composer import Composer
 from lora_plugin.routing.files import RoutingFiles
+from lora_plugin.routing.ready_versions import ReadyVersions
 from lora_plugin.routing.router import Router
-from lora_plugin.routing.scope import RequestScope
 from lora_plugin.settings import Settings
 from lora_plugin.sources.arrivals import Arrivals, nowhere
 from lora_plugin.sources.requested import RequestedAdapters
@@ -46,8 +40,6 @@ from lora_plugin.sources.requested import RequestedAdapters
 logger = logging.getLogger("lora_plugin")
 
 _FIRST_SCAN_SECONDS = 30.0
-_CONFIRM_SECONDS = 1.0
-"""For so long after the engines said that a version is ready they are not asked again."""
 _MAY_PIN = frozenset({EventKind.LISTED, EventKind.UPDATED, EventKind.PINNED})
 
 
@@ -88,34 +80,40 @@ class Service:
             reachable=self._catalog.reachable,
         )
         self._watcher = Watcher(self._catalog, settings, look=self._look_at_files)
-        self._leases = Leases(engines)
-        self._readiness = Readiness(self._catalog, engines, settings, self._leases.ended)
+        leases = self._leases = Leases(engines)
+        self._readiness = Readiness(self._catalog, engines, settings, leases.ended)
         self._composer = Composer(
             self._catalog,
             engines,
-            self._leases.ended,
+            leases.ended,
             settle_seconds=settings.settle_seconds,
             max_rank=layout.max_rank,
             timeout=settings.load_timeout_seconds,
         )
         self._requested = RequestedAdapters(self._catalog, hooks, settings)
+        self._arrivals = Arrivals(self._catalog, settings, base_models)
+        self._metrics = Metrics()
         self.chooser = Chooser(
             Router(hooks, self._files, base_models),
             hooks,
             self._catalog,
             engines,
-            self._leases,
-            self,
+            leases,
+            ReadyVersions(
+                self._arrivals,
+                self._requested,
+                self._readiness,
+                self._composer,
+                leases,
+                self._metrics.staging_seconds.observe,
+            ),
             log_level=logging.INFO if settings.log_requests else logging.DEBUG,
         )
-
         self._first = with_admin
         self._with_admin = with_admin and settings.admin_port != 0
-        self._metrics = Metrics()
         if self._with_admin:
             export_plugins(hooks, self._metrics.registry)
         self._admin: AdminServer | None = None
-        self._arrivals = Arrivals(self._catalog, settings, base_models)
         self.operations = AdapterOperations(
             self._catalog,
             engines,
@@ -125,7 +123,6 @@ class Service:
             Explainer(self._catalog, engines, self._files, self._composer, layout),
             settings.load_timeout_seconds,
         )
-        self._confirmed: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop
 
     async def start(self) -> None:
@@ -188,35 +185,6 @@ class Service:
         """The names served, aliases and compositions among them, sorted."""
         return sorted({adapter.name for adapter in self._catalog.listed()} | self._files.names)
 
-    async def select(self, name: str, scope: RequestScope, *, several: bool = False) -> StageSpec:
-        """The version that a request for the name gets, once it is ready in every engine.
-
-        Args:
-            name: of the adapter.
-            scope: the client's request: the version is not given up before its response has ended.
-            several: the response takes several engine requests, one after the other.
-
-        Raises:
-            AdapterNotFound: no adapter of that name is served.
-            AdapterRejected: with the stored reason.
-            Unavailable: it is not whole yet, could not be fetched, or could not be made ready in time.
-        """
-        await self._arrivals.look(name)
-        await self._requested.ensure(name)
-        version = self._readiness.ready(name)
-        now = time.monotonic()
-        if version is not None and (several or now - self._confirmed.get(name, 0.0) > _CONFIRM_SECONDS):
-            # The engines may have dropped it from their host caches since: a look there, no load if not.
-            self._readiness.forget(version)
-            version = None
-        if version is None:
-            version = await self._readiness.ensure(name)
-            self._confirmed[name] = now
-            self._metrics.staging_seconds.observe(time.monotonic() - now)
-        if scope.path:
-            await self._lease(version, scope, several)
-        return self._readiness.spec(version)
-
     async def check_new_name(self, name: str, place: str, request: Request) -> None:
         """Raises as `check_access` where `name` would stand for an adapter that the request may not have."""
         adapter = await self._arrivals.adapter_of(place)
@@ -227,23 +195,6 @@ class Service:
         except AdapterNotFound:
             raise nowhere(place) from None
 
-    async def compose(
-        self, name: str, parts: tuple[Part, ...], scope: RequestScope, *, several: bool = False
-    ) -> StageSpec:
-        """The same for adapters that are served together as one; raises as `Composer.ensure`."""
-        spec = await self._composer.ensure(name, parts, confirm=several)
-        if scope.path:
-            await self._lease(spec, scope, several)
-        return spec
-
-    async def _lease(self, version: Version | StageSpec, scope: RequestScope, several: bool) -> None:
-        scope.on_end(self._leases.take(version.id))
-        if several:
-            end = await self._leases.keep(version.id)
-            if end is None:
-                raise Unavailable(Code.NOT_READY, f"the adapter {version.name!r} was lost", hint="try again")
-            scope.on_end(end)
-
     def _look_at_files(self, *, at_once: bool = False) -> float | None:
         wait = self._files.look(at_once=at_once)
         for file in self._files.all:
@@ -252,24 +203,28 @@ class Service:
 
     def _follow(self, event: Event) -> None:
         """Called on the catalog's threads, after every transition."""
-        if event.kind in (EventKind.RETIRED, EventKind.REJECTED, EventKind.UNLOADED):
-            self._confirmed.pop(event.name, None)
         if self._first and event.kind is EventKind.REJECTED and event.reason is not None:
             self._metrics.count_rejection(event.reason.code)
         adapter = self._catalog.get(event.name)
         if event.kind in _MAY_PIN and adapter is not None and adapter.pinned:
             # A pin is by name: it outlives a restart, a new version takes it over, another process may write
             # it to the state file.
-            asyncio.run_coroutine_threadsafe(self._pin_again(event.name), self._loop)
+            self._in_the_loop(self._pin_again(event.name), event.name)
         if event.kind is EventKind.UNPINNED and adapter is not None and adapter.version is not None:
-            asyncio.run_coroutine_threadsafe(self._engines.unpin(adapter.version.id), self._loop)
+            self._in_the_loop(self._engines.unpin(adapter.version.id), event.name)
+
+    def _in_the_loop(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        async def told() -> None:
+            try:
+                await work
+            except Exception as error:
+                logger.warning("the engines were not told of the pin of adapter %r: %s", name, error)
+
+        asyncio.run_coroutine_threadsafe(told(), self._loop)
 
     async def _pin_again(self, name: str) -> None:
-        try:
-            version = await self._readiness.confirm(name)
-            adapter = self._catalog.get(name)
-            # It may have been unpinned while it was loaded.
-            if adapter is not None and adapter.pinned:
-                await self._engines.pin(version.id)
-        except LoraPluginError as error:
-            logger.warning("adapter '%s' could not be pinned again: %s", name, error)
+        version = await self._readiness.confirm(name)
+        adapter = self._catalog.get(name)
+        # It may have been unpinned while it was loaded.
+        if adapter is not None and adapter.pinned:
+            await self._engines.pin(version.id)

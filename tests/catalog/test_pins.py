@@ -76,6 +76,20 @@ async def test_unpinned_while_the_newer_version_is_loaded(service: Service, tmp_
     assert newer.id in link.pins
 
 
+async def test_an_engine_that_fails_at_it_is_not_passed_over_in_silence(
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link: Any = service._engines
+
+    async def fail(adapter_id: int) -> None:
+        raise RuntimeError("the engine is dead")
+
+    await service.operations.pin("a")
+    link.pin = fail
+    write_adapter(tmp_path / "a", seed=2)
+    await until(lambda: "pin of adapter 'a': the engine is dead" in caplog.text)
+
+
 async def test_what_the_host_cache_lost_is_loaded_for_its_pin(service: Service) -> None:
     link: Any = service._engines
     version = await service._readiness.ensure("a")
