@@ -22,6 +22,7 @@ from lora_plugin.errors import (
 )
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.reference import SUFFIX, HubReference, is_repo, name_of, read_reference, write_reference
+from lora_plugin.readiness.flights import Flights
 from lora_plugin.settings import Settings
 
 _LOOK_SECONDS = 0.05
@@ -46,6 +47,7 @@ class Arrivals:
         self._root = settings.adapter_dir
         self._allow = settings.hub_allow
         self._taken = taken
+        self._settling: Flights[None] = Flights()
         self._patience = max(_SETTLING_SECONDS, 3 * settings.settle_seconds)
 
     async def bring(self, name: str, place: str) -> None:
@@ -115,8 +117,9 @@ class Arrivals:
             return
         if is_adapter_name(name) and await asyncio.to_thread(self._is_there, name):
             await asyncio.to_thread(self._catalog.scan, (name, f"{name}{SUFFIX}"))
+            # However many requests wait, one asks again and again: each answer goes over all folders.
             with contextlib.suppress(TimeoutError, LoraPluginError):
-                await asyncio.wait_for(self.settled(name), self._patience)
+                await self._settling.join(name, lambda: self.settled(name), self._patience)
 
     def _is_there(self, name: str) -> bool:
         return any(os.path.exists(self._root / entry) for entry in (name, f"{name}{SUFFIX}"))  # noqa: PTH110

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,29 @@ async def test_what_another_server_just_put_there_is_seen(root: Path) -> None:
     other.catalog.reload("poet")
     await bench.arrivals.look("poet")
     assert bench.catalog.find("poet")
+
+
+async def test_many_requests_ask_as_one_whether_a_copy_is_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, requests, scan, scans = Bench(root), 200, Catalog.scan, []
+    bench.arrivals._patience = 30.0
+
+    def counted(self: Catalog, names: Iterable[str] | None = None) -> float | None:
+        scans.append(names)
+        return scan(self, names)
+
+    monkeypatch.setattr(Catalog, "scan", counted)
+    (root / "poet").mkdir()
+    waiting = asyncio.gather(*(bench.arrivals.look("poet") for _ in range(requests)))
+    while len(scans) <= requests:
+        await asyncio.sleep(0.01)
+    write_adapter(root / "poet")
+    await asyncio.to_thread(bench.catalog.scan, ("poet",))
+    await waiting
+    assert bench.catalog.find("poet")
+    # One for each, and those of one waiting.
+    assert len(scans) < 1.5 * requests
 
 
 async def test_a_long_copy_is_not_waited_for(root: Path) -> None:
