@@ -22,6 +22,7 @@ from lora_plugin.extensions.metrics import export_plugins
 from lora_plugin.hooks import Request
 from lora_plugin.hooks.builtin.spelling import BASE
 from lora_plugin.hooks.manager import HookManager
+from lora_plugin.hub.folders import HubFolders
 from lora_plugin.layout import ModelLayout
 from lora_plugin.metrics import Metrics, render
 from lora_plugin.operations import AdapterOperations
@@ -72,7 +73,8 @@ class Service:
         self._settings = settings
         self._engines = engines
         self._hooks = hooks
-        self._catalog = Catalog.from_settings(settings, layout, {*base_models, BASE})
+        folders = HubFolders.from_settings(settings, layout, {*base_models, BASE})
+        self._catalog = Catalog(settings.adapter_dir, folders, settle_seconds=settings.settle_seconds)
         self._files = RoutingFiles(
             settings.adapter_dir,
             base_models,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lora_plugin.directory.digests import Digests
 from lora_plugin.directory.entry import Adapter, AdapterState, Version
 from lora_plugin.directory.event_lines import EventLines
 from lora_plugin.directory.events import EventLog
-from lora_plugin.directory.folders import AdapterFolders, Folders
+from lora_plugin.directory.folders import Folders
 from lora_plugin.directory.ledger import Ledger
 from lora_plugin.directory.scanner import Scanner
 from lora_plugin.directory.state import State
@@ -22,9 +22,6 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.hub.folders import HubFolders
-from lora_plugin.layout import ModelLayout
-from lora_plugin.settings import Settings
 
 
 class Catalog:
@@ -38,13 +35,9 @@ class Catalog:
     def __init__(
         self,
         root: Path,
-        layout: ModelLayout,
+        folders: Folders,
         *,
-        taken: Collection[str] = (),
-        settle_seconds: float = 0.2,
-        max_bytes: int = 2 << 30,
-        hub_allow: Collection[str] = (),
-        folders: Folders | None = None,
+        settle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -52,19 +45,13 @@ class Catalog:
 
         Args:
             root: the watched directory; need not exist yet.
-            layout: the model that the adapters are for.
-            taken: names that no adapter may have: every served base name.
+            folders: what lies in it.
             settle_seconds: quiet time before a changed folder is read.
-            max_bytes: a larger adapter is refused unread.
-            hub_allow: patterns of the Hub's repositories that may be fetched.
-            folders: replaces the disk, in tests.
             clock: monotonic seconds.
             now: unix seconds.
         """
         self.root = root
         self.events = EventLog()
-        folders = folders or AdapterFolders(root, layout, taken=taken, max_bytes=max_bytes)
-        folders = HubFolders(folders, root, taken=taken, allow=hub_allow, max_bytes=max_bytes, clock=clock)
         self._folders = folders
         self._state = State(root)
         self._ledger = Ledger(self._state, self.events, now)
@@ -79,17 +66,6 @@ class Catalog:
             clock=clock,
         )
         self.events.subscribe(EventLines(self.get))
-
-    @classmethod
-    def from_settings(cls, settings: Settings, layout: ModelLayout, taken: Collection[str]) -> Catalog:
-        return cls(
-            settings.adapter_dir,
-            layout,
-            taken=taken,
-            settle_seconds=settings.settle_seconds,
-            max_bytes=settings.max_adapter_bytes,
-            hub_allow=settings.hub_allow,
-        )
 
     def get(self, name: str) -> Adapter | None:
         """The adapter in whatever state; None where there is no such folder."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from lora_plugin.adapter.names import check_name, is_temporary
-from lora_plugin.directory.folders import Content, Folders
+from lora_plugin.directory.folders import AdapterFolders, Content, Folders
 from lora_plugin.errors import AdapterIncomplete, AdapterRejected
 from lora_plugin.hub.fetches import Fetches
 from lora_plugin.hub.origin import Origin
 from lora_plugin.hub.placing import bring, take_away, wants
 from lora_plugin.hub.reference import SUFFIX, HubReference, read_reference
+from lora_plugin.layout import ModelLayout
+from lora_plugin.settings import Settings
 
 _GRACE_SECONDS = 1.0
 
@@ -48,6 +52,15 @@ class HubFolders:
         self._clock = clock
         self._referenced: set[str] | None = None
         self._missing: dict[str, float] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings, layout: ModelLayout, taken: Collection[str]) -> Self:
+        """The watched directory of a server, for a model."""
+        root, max_bytes = settings.adapter_dir, settings.max_adapter_bytes
+        folders = AdapterFolders(root, layout, taken=taken, max_bytes=max_bytes)
+        return cls(
+            folders, root, taken=taken, allow=settings.hub_allow, max_bytes=max_bytes, clock=time.monotonic
+        )
 
     def names(self) -> set[str] | None:
         found = self._folders.names()

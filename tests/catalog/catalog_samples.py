@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
 from lora_plugin.directory.catalog import Catalog
+from lora_plugin.directory.folders import AdapterFolders
 from lora_plugin.errors import Code, Reason
+from lora_plugin.hub.folders import HubFolders
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
 from lora_plugin.readiness.staging import StageSpec, StageStatus
+from lora_plugin.settings import Settings
 
 WIDTH = 8
 SETTLE = 0.2
+MAX_BYTES = 2 << 30
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _PROJECTION = "model.layers.0.self_attn.q_proj"
@@ -51,6 +56,24 @@ def write_adapter(folder: Path, seed: int = 0, rank: int = 4) -> None:
     (folder / WEIGHTS).write_bytes(weight_bytes(seed, rank))
 
 
+def folders_of(
+    root: Path,
+    *,
+    taken: Collection[str] = (),
+    allow: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> HubFolders:
+    """What lies in a directory, with references to the Hub."""
+    plain = AdapterFolders(root, LAYOUT, taken=taken, max_bytes=MAX_BYTES)
+    return HubFolders(plain, root, taken=taken, allow=allow, max_bytes=MAX_BYTES, clock=clock)
+
+
+def catalog_of(settings: Settings, *taken: str) -> Catalog:
+    """The catalog that the service makes of these settings."""
+    folders = HubFolders.from_settings(settings, LAYOUT, taken)
+    return Catalog(settings.adapter_dir, folders, settle_seconds=settings.settle_seconds)
+
+
 class Clock:
     """Seconds that pass when a test says so."""
 
@@ -71,9 +94,8 @@ class Bench:
 
     def another(self) -> Catalog:
         """The catalog of one more API server."""
-        return Catalog(
-            self.root, LAYOUT, taken=("base",), settle_seconds=SETTLE, clock=self.clock, now=lambda: 5.0
-        )
+        folders = folders_of(self.root, taken=("base",), clock=self.clock)
+        return Catalog(self.root, folders, settle_seconds=SETTLE, clock=self.clock, now=lambda: 5.0)
 
     def settle(self, seconds: float = SETTLE) -> None:
         """Scans, lets the settle time pass, and scans again."""

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from catalog_samples import LAYOUT, Bench, MemoryLink, write_adapter
+from catalog_samples import LAYOUT, Bench, MemoryLink, catalog_of, folders_of, write_adapter
 
 import lora_plugin.operations
 from lora_plugin.directory.catalog import Catalog
@@ -103,7 +103,7 @@ def test_work_grows_with_the_number(tmp_path: Path) -> None:
         root = tmp_path / f"{count}"
         for number in range(count):
             write_adapter(root / f"a{number}")
-        catalog = Catalog(root, LAYOUT, settle_seconds=0)
+        catalog = Catalog(root, folders_of(root), settle_seconds=0)
         work.append((calls(catalog.scan), calls(catalog.scan), calls(catalog.listed)))
         assert len(catalog.listed()) == count
     for few, many in zip(*work, strict=True):
@@ -123,7 +123,7 @@ def test_folders_moved_in_are_not_each_a_new_beginning(
 
     monkeypatch.setattr(Observation, "_start", count)
     settings = Settings(adapter_dir=root, settle_seconds=0.01, rescan_seconds=3600)
-    catalog = Catalog.from_settings(settings, LAYOUT, ())
+    catalog = catalog_of(settings)
     watcher = Watcher(catalog, settings)
     watcher.start()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes, write_adapter
+from catalog_samples import CONFIG, WEIGHTS, catalog_of, config_bytes, weight_bytes, write_adapter
 
 import lora_plugin.directory.folders as folders
 from lora_plugin.directory.catalog import Catalog
@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         root = root or tmp_path / "adapters"
         values = {"adapter_dir": root, "settle_seconds": 0.05, "rescan_seconds": NEVER, **changes}
         settings = Settings(**values)
-        catalog = Catalog.from_settings(settings, LAYOUT, ())
+        catalog = catalog_of(settings)
         watchers.append(Watcher(catalog, settings))
         watchers[-1].start()
         return catalog, watchers[-1]

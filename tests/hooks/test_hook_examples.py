@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from catalog_samples import LAYOUT, write_adapter
+from catalog_samples import catalog_of, write_adapter
 from memory_operations import MemoryOperations
 
 from lora_plugin.admin.app import create_app
-from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, SettingsError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.extensions.metrics import export_plugins
@@ -71,7 +70,7 @@ async def test_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (store / "poet" / "optimizer.pt").write_bytes(b"a pickle")
     monkeypatch.setenv("LORA_STORE", str(store))
     settings = Settings(adapter_dir=watched, hooks="store", settle_seconds=0.01)
-    catalog = Catalog.from_settings(settings, LAYOUT, ())
+    catalog = catalog_of(settings)
     requested = RequestedAdapters(catalog, load_hooks(settings), settings)
     await requested.ensure("poet")
     assert catalog.find("poet").rank == 4

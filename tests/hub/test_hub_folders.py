@@ -10,7 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalog_samples import CONFIG, LAYOUT, SETTLE, WEIGHTS, Clock, config_bytes, weight_bytes, write_adapter
+from catalog_samples import (
+    CONFIG,
+    SETTLE,
+    WEIGHTS,
+    Clock,
+    config_bytes,
+    folders_of,
+    weight_bytes,
+    write_adapter,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from local_hub import COMMIT, LocalHub, Repository
@@ -31,7 +40,8 @@ class Server:
     def __init__(self, root: Path, *allow: str) -> None:
         self.root = root
         self.clock = Clock()
-        self.catalog = Catalog(root, LAYOUT, settle_seconds=SETTLE, hub_allow=allow, clock=self.clock)
+        folders = folders_of(root, allow=allow, clock=self.clock)
+        self.catalog = Catalog(root, folders, settle_seconds=SETTLE, clock=self.clock)
 
     def rescan(self) -> None:
         for _ in range(2):

@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from catalog_samples import CONFIG, LAYOUT, WEIGHTS, config_bytes, weight_bytes
+from catalog_samples import CONFIG, WEIGHTS, catalog_of, config_bytes, weight_bytes
 from local_hub import COMMIT, LocalHub, Repository
 
-from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, LoraPluginError
 from lora_plugin.extensions.loading import load_hooks
 from lora_plugin.hub.reference import name_of
@@ -22,7 +21,7 @@ class Server:
 
     def __init__(self, root: Path, **settings: object) -> None:
         given = Settings(adapter_dir=root, settle_seconds=0.01, **settings)
-        self.catalog = Catalog.from_settings(given, LAYOUT, ("base",))
+        self.catalog = catalog_of(given, "base")
         self.requested = RequestedAdapters(self.catalog, load_hooks(given), given)
 
     async def error(self, name: str) -> LoraPluginError:

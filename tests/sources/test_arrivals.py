@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from catalog_samples import LAYOUT, write_adapter
+from catalog_samples import catalog_of, write_adapter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ class Bench:
     def __init__(self, root: Path, *allow: str) -> None:
         self.root = root
         settings = Settings(adapter_dir=root, settle_seconds=0.05, hub_allow=allow)
-        self.catalog = Catalog.from_settings(settings, LAYOUT, ("base",))
+        self.catalog = catalog_of(settings, "base")
         self.catalog.scan()
         self.arrivals = Arrivals(self.catalog, settings, ("base",))
 
@@ -97,9 +97,8 @@ async def test_nothing_outside_is_reached(root: Path, tmp_path: Path) -> None:
 
 @given(st.text(max_size=20))
 def test_any_words_are_no_way_out(text: str) -> None:
-    bench = Arrivals(
-        Catalog(Path("/nowhere/adapters"), LAYOUT), Settings(adapter_dir="/nowhere/adapters"), ()
-    )
+    settings = Settings(adapter_dir="/nowhere/adapters")
+    bench = Arrivals(catalog_of(settings), settings, ())
     assert bench._find(text) is None
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalog_samples import LAYOUT, Clock, write_adapter
+from catalog_samples import Clock, catalog_of, write_adapter
 from hook_samples import plugin
 
-from lora_plugin.directory.catalog import Catalog
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, LoraPluginError, Unavailable
 from lora_plugin.hooks import Source
 from lora_plugin.hooks.manager import HookManager
@@ -47,7 +46,7 @@ class Bench:
         self.known = known
         self.clock = Clock()
         settings = Settings(adapter_dir=root, settle_seconds=settle, load_timeout_seconds=timeout)
-        self.catalog = Catalog.from_settings(settings, LAYOUT, ("base",))
+        self.catalog = catalog_of(settings, "base")
 
         def resolve_source(name: str) -> Source | None:
             self.asked.append(name)
@@ -176,5 +175,5 @@ async def test_only_names_of_adapters_are_asked_about(tmp_path: Path, name: str)
 
 async def test_without_plugins_nothing_is_looked_up(tmp_path: Path) -> None:
     settings = Settings(adapter_dir=tmp_path)
-    catalog = Catalog.from_settings(settings, LAYOUT, ())
+    catalog = catalog_of(settings)
     await RequestedAdapters(catalog, HookManager(), settings).ensure("poet")
