@@ -321,6 +321,10 @@ class AdapterPool:
     def slabs(self) -> int:
         return self._device.extents.slabs
 
+    def ready(self) -> Iterator[Entry]:
+        """Versions that every worker has in host memory; for reading only."""
+        return (entry for entry in self._versions if entry.host is Host.READY)
+
     def loading(self) -> Iterator[Entry]:
         """Versions that are being staged, or wait for room in the host cache; for reading only."""
         return (entry for entry in self._versions if entry.host in (Host.STAGING, Host.WAITING))

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
-from lora_plugin.hosts.vllm.engine import EngineAdapters
+from lora_plugin.hosts.vllm.engine import EngineAdapters, list_loras
 from lora_plugin.layout import ModelLayout
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import AdapterPool
@@ -112,6 +113,17 @@ def test_asking_again_starts_nothing_again(engine: Engine) -> None:
     engine.until(7, "ready")
     assert engine.loads == len(engine.ranks)
     assert engine.pool.snapshot()["host_bytes"] == 200
+
+
+def test_the_host_lists_what_can_be_used(engine: Engine) -> None:
+    core = SimpleNamespace(scheduler=SimpleNamespace(adapters=engine.adapters, pool=engine.pool))
+    listed = list_loras(lambda core: {1})
+    engine.until(7, "ready")
+    engine.gate.clear()
+    engine.stage(8)
+    assert listed(core) == {7}
+    engine.gate.set()
+    assert listed(SimpleNamespace(scheduler=SimpleNamespace())) == {1}
 
 
 def test_every_rank_must_have_it(engine: Engine) -> None:

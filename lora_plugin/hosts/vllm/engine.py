@@ -337,7 +337,7 @@ def list_loras(original: Callable[..., set[int]]) -> Callable[..., set[int]]:
     def method(self: Any) -> set[int]:
         if getattr(self.scheduler, "adapters", None) is None:
             return original(self)
-        return {int(adapter["id"]) for adapter in self.scheduler.pool.snapshot()["adapters"]}
+        return {entry.adapter_id for entry in self.scheduler.pool.ready()}
 
     return method
 
