@@ -53,7 +53,7 @@ class Explainer:
         snapshots = await self._engines.snapshots()
         reports = [] if version is None else await self._engines.explain(version.id)
         facts = Facts(
-            None if adapter is None else Residents(snapshots).view(adapter),
+            None if adapter is None else Residents.of(snapshots).view(adapter),
             layers_view(self._layout, reports[0]["layers"] if reports else None),
             [
                 engine_facts(snapshot, str(version.id), report)

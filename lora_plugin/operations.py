@@ -75,12 +75,12 @@ class AdapterOperations:
         self._loads.stop()
 
     async def adapters(self) -> list[AdapterView]:
-        residents = Residents(await self._engines.snapshots())
+        residents = Residents.of(await self._engines.snapshots())
         # With thousands it takes tens of milliseconds, which no stream should wait for.
         return await asyncio.to_thread(lambda: [residents.view(each) for each in self._catalog.list()])
 
     async def adapter(self, name: str) -> AdapterView:
-        return Residents(await self._engines.snapshots()).view(self._catalog.known(name))
+        return Residents(await self._engines.versions(name)).view(self._catalog.known(name))
 
     async def load(self, name: str, source: HubSource | None, wait: float) -> LoadOutcome:
         if source is not None:
@@ -185,7 +185,7 @@ class AdapterOperations:
         return await asyncio.to_thread(self._snapshot, engines)
 
     def _snapshot(self, engines: list[dict[str, Any]]) -> Snapshot:
-        residents = Residents(engines)
+        residents = Residents.of(engines)
         return Snapshot(
             [residents.view(adapter) for adapter in self._catalog.list()],
             pool_view(engines),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from lora_plugin.admin.models import (
     AdapterView,
@@ -28,12 +28,19 @@ Snapshot = dict[str, Any]
 
 
 class Residents:
-    """The engines' adapters by id, from one snapshot of every pool."""
+    """The engines' adapters by id.
 
-    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
-        self._engines = [
-            {adapter["id"]: adapter for adapter in snapshot["adapters"]} for snapshot in snapshots
-        ]
+    Args:
+        engines: for every engine, its pool's adapters, or those of one name.
+    """
+
+    def __init__(self, engines: Iterable[Iterable[Mapping[str, Any]]]) -> None:
+        self._engines = [{adapter["id"]: adapter for adapter in adapters} for adapters in engines]
+
+    @classmethod
+    def of(cls, snapshots: Iterable[Snapshot]) -> Self:
+        """From one snapshot of every pool."""
+        return cls(snapshot["adapters"] for snapshot in snapshots)
 
     def view(self, adapter: Adapter) -> AdapterView:
         """An adapter of the catalog, with where its current version is."""

@@ -329,6 +329,10 @@ class AdapterPool:
         """Versions that are being staged, or wait for room in the host cache; for reading only."""
         return (entry for entry in self._versions if entry.host in (Host.STAGING, Host.WAITING))
 
+    def versions(self, name: str) -> list[dict[str, Any]]:
+        """What `snapshot` shows of one adapter: all that are known take milliseconds of the steps' thread."""
+        return [self._view(entry) for entry in self._versions if entry.name == name]
+
     def snapshot(self) -> dict[str, Any]:
         """Everything there is to show, as plain str, int, list and dict."""
         extents, now = self._device.extents, self._versions.clock()
@@ -345,7 +349,7 @@ class AdapterPool:
                 [extent_view(entry, refs(entry.adapter_id)) for entry in self._device.residents(slab)]
                 for slab in range(extents.slabs)
             ],
-            "adapters": [adapter_view(entry, refs(entry.adapter_id), now) for entry in self._versions],
+            "adapters": [self._view(entry) for entry in self._versions],
             "waiting": {
                 "requests": len(self._waits),
                 "longest_seconds": self._waits.longest(now),
@@ -353,6 +357,10 @@ class AdapterPool:
             },
             "counters": self._journal.totals(),
         }
+
+    def _view(self, entry: Entry) -> dict[str, Any]:
+        refs = self._versions.references.count(entry.adapter_id)
+        return adapter_view(entry, refs, self._versions.clock())
 
     def _overdue(self) -> Iterator[Entry]:
         for adapter_id in self._waits.overdue(self._versions.clock()):

@@ -27,7 +27,7 @@ _NOT_SERVED = (AdapterIncomplete, AdapterNotFound, AdapterRejected, Unavailable)
 class Engines(Protocol):
     """What of the engines is needed to find older versions."""
 
-    async def snapshots(self) -> list[dict[str, Any]]: ...
+    async def versions(self, name: str) -> list[list[dict[str, Any]]]: ...
 
 
 class Versions(Protocol):
@@ -131,7 +131,7 @@ class Chooser:
 
     async def _older(self, name: str, version: str, served: Version, scope: RequestScope) -> StageSpec:
         path = str(self._catalog.path_of(name))
-        held = find_held(await self._engines.snapshots(), name, version, path)
+        held = find_held(await self._engines.versions(name), name, version, path)
         end = None if held is None else await self._leases.keep(held.id)
         if held is None or end is None:
             raise AdapterNotFound(

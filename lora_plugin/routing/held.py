@@ -8,11 +8,13 @@ from typing import Any
 from lora_plugin.readiness.staging import StageSpec
 
 
-def find_held(snapshots: Sequence[dict[str, Any]], name: str, prefix: str, path: str) -> StageSpec | None:
+def find_held(
+    engines: Sequence[Sequence[dict[str, Any]]], name: str, prefix: str, path: str
+) -> StageSpec | None:
     """The version that every engine has ready; None where there is none.
 
     Args:
-        snapshots: of every engine's pool.
+        engines: every engine's versions of the adapter, as its pool shows them.
         name: the adapter.
         prefix: how the version begins.
         path: the adapter's folder.
@@ -20,10 +22,10 @@ def find_held(snapshots: Sequence[dict[str, Any]], name: str, prefix: str, path:
     ready = [
         {
             int(copy["id"]): StageSpec(int(copy["id"]), name, copy["digest"], path, copy["nbytes"])
-            for copy in snapshot["adapters"]
-            if copy["name"] == name and copy["host"] == "ready" and copy["digest"].startswith(prefix)
+            for copy in versions
+            if copy["host"] == "ready" and copy["digest"].startswith(prefix)
         }
-        for snapshot in snapshots
+        for versions in engines
     ]
     everywhere = set.intersection(*map(set, ready)) if ready else set()
     return ready[0][min(everywhere)] if everywhere else None

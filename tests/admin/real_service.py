@@ -56,6 +56,9 @@ class PoolEngine:
     async def snapshots(self) -> list[dict[str, Any]]:
         return [self.pool.snapshot()]
 
+    async def versions(self, name: str) -> list[list[dict[str, Any]]]:
+        return [self.pool.versions(name)]
+
     async def measure(self) -> list[dict[str, Any]]:
         worker = {"seconds": LoadTimes(torch.device("cpu")).to_dict(), "plans": {}}
         return [{**self.pool.snapshot(), "usage": Usage().to_dict(), "worker": worker}]

@@ -21,8 +21,8 @@ from lora_plugin.settings import Settings
 
 
 class Engines(MemoryLink):
-    async def snapshots(self) -> list[dict[str, Any]]:
-        return [{"adapters": []}]
+    async def versions(self, name: str) -> list[list[dict[str, Any]]]:
+        return [[]]
 
 
 async def test_another_name_is_for_those_who_may_have_the_adapter(tmp_path: Path) -> None:

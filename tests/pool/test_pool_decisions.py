@@ -732,6 +732,8 @@ def test_the_snapshot_is_plain_and_whole() -> None:
     (adapter,) = snapshot["adapters"]
     assert adapter["last_used_seconds_ago"] == 7
     assert (adapter["host"], adapter["resident"], adapter["loads"]) == ("ready", True, 1)
+    assert pool.versions(f"a{big}") == [adapter]
+    assert pool.versions("a") == []
 
 
 def test_orders_can_be_sent() -> None:

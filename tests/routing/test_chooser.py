@@ -46,10 +46,11 @@ class Engines:
         self.lost = lost
         self.kept: list[int] = []
 
-    async def snapshots(self) -> list[dict[str, Any]]:
-        copy = {"id": "77", "name": "a", "digest": OLD, "host": "ready", "nbytes": 64}
+    async def versions(self, name: str) -> list[list[dict[str, Any]]]:
+        assert name == "a"
+        copy = {"id": "77", "digest": OLD, "host": "ready", "nbytes": 64}
         other = {**copy, "id": "78", "digest": "cd" * 32}
-        return [{"adapters": [copy, other]}, {"adapters": [copy]}]
+        return [[copy, other], [copy]]
 
     def take(self, version_id: int) -> Callable[[], None]:
         return self._until_the_end(version_id)

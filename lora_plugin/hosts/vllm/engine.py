@@ -80,6 +80,7 @@ class EngineAdapters:
             "pin": lambda p: self._pool.pin(int(p["id"])),
             "unpin": lambda p: self._pool.unpin(int(p["id"])),
             "snapshot": lambda _: self._pool.snapshot(),
+            "versions": lambda p: self._pool.versions(p["name"]),
             "measure": lambda _: self._measure(),
             "requests": lambda _: self._adapter_requests(),
             "explain": lambda p: self._executor.collective_rpc(rpc.explain, args=(int(p["id"]),))[0],

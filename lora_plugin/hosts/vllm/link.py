@@ -79,6 +79,10 @@ class EngineLink:
         """Every engine's pool, as `AdapterPool.snapshot` gives it."""
         return await self._call("snapshot", {})
 
+    async def versions(self, name: str) -> list[list[dict[str, Any]]]:
+        """What `snapshots` has of one adapter's versions, for every engine."""
+        return await self._call("versions", {"name": name})
+
     async def measure(self) -> list[dict[str, Any]]:
         """The same with what only metrics need: `usage`, and `worker` of the first rank."""
         return await self._call("measure", {})
