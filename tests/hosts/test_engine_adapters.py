@@ -16,7 +16,8 @@ from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import AdapterRejected, Code
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
-from lora_plugin.hosts.vllm.engine import EngineAdapters, list_loras
+from lora_plugin.hosts.vllm.core import list_loras
+from lora_plugin.hosts.vllm.engine import EngineAdapters
 from lora_plugin.layout import ModelLayout
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import AdapterPool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -55,13 +56,10 @@ class Requests:
 
     async def now(self) -> AdapterRequests | None:
         """The present ones; those known where an engine takes its time (a long step); None before any."""
-        try:
-            self._known = AdapterRequests.of(
-                await asyncio.wait_for(self._link.adapter_requests(), _TIMEOUT_SECONDS)
-            )
-        except Exception:
-            # A scrape must not fail for one figure; the host's own tell that an engine is dead.
-            return self._known
+        # A scrape must not fail for one figure; the host's own tell that an engine is dead.
+        with contextlib.suppress(Exception):
+            engines = await asyncio.wait_for(self._link.adapter_requests(), _TIMEOUT_SECONDS)
+            self._known = AdapterRequests.of(engines)
         return self._known
 
 

@@ -6,7 +6,6 @@ Everything here runs on the engine's thread between steps, so it only starts wor
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import time
 import weakref
@@ -16,7 +15,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
-from lora_plugin.errors import AdapterRejected, Code, LoraPluginError, Reason
+from lora_plugin.errors import AdapterRejected, LoraPluginError, Reason
 from lora_plugin.extensions.lifecycle import DeviceEvents
 from lora_plugin.hooks.manager import HookManager
 from lora_plugin.hosts.vllm import rpc
@@ -287,83 +286,3 @@ def remember_executor(original: Callable[..., None]) -> Callable[..., None]:
 def executor_of(vllm_config: Any) -> Any:
     """The executor that was made from this config object."""
     return next(executor for executor in _executors if executor.vllm_config is vllm_config)
-
-
-def _call(core: Any, command: str, payload: dict[str, Any]) -> dict[str, Any]:
-    adapters: EngineAdapters | None = getattr(core.scheduler, "adapters", None)
-    if adapters is None:
-        reason = Reason(Code.INTERNAL, "the LoRA plugin is off in this engine")
-        return {"error": reason.to_dict(), "status": 500}
-    return adapters.call(command, payload, idle=not core.scheduler.has_requests())
-
-
-def call(self: Any, command: str, payload: str) -> str:
-    """Added to `EngineCore` as `lora_plugin_call`: the one utility method of the plugin.
-
-    JSON both ways: a reply that the host cannot encode would end its output thread.
-    """
-    return json.dumps(_call(self, command, json.loads(payload)))
-
-
-def add_lora(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Around `EngineCore.add_lora`: staging is started; the first request waits for it."""
-
-    def method(self: Any, lora_request: LoRARequest) -> bool:
-        adapters: EngineAdapters | None = getattr(self.scheduler, "adapters", None)
-        if adapters is None:
-            return original(self, lora_request)
-        adapters.want(lora_request)
-        return adapters.refused(lora_request.lora_int_id) is None
-
-    return method
-
-
-def by_pool(original: Callable[..., Any], command: str) -> Callable[..., Any]:
-    """Around `EngineCore.remove_lora` and `pin_lora`: the pool decides."""
-
-    def method(self: Any, lora_id: int) -> Any:
-        if getattr(self.scheduler, "adapters", None) is None:
-            return original(self, lora_id)
-        reply = _call(self, command, {"id": lora_id})
-        if "error" in reply:
-            raise ValueError(str(Reason.from_dict(reply["error"])))
-        return True
-
-    return method
-
-
-def list_loras(original: Callable[..., set[int]]) -> Callable[..., set[int]]:
-    """Around `EngineCore.list_loras`: what is staged."""
-
-    def method(self: Any) -> set[int]:
-        if getattr(self.scheduler, "adapters", None) is None:
-            return original(self)
-        return {entry.adapter_id for entry in self.scheduler.pool.ready()}
-
-    return method
-
-
-def sleep(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `EngineCore.sleep`: what is lost is remembered."""
-
-    @functools.wraps(original)
-    def method(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
-        adapters: EngineAdapters | None = getattr(self.scheduler, "adapters", None)
-        if adapters is not None:
-            adapters.slept(level)
-        return original(self, level, *args, **kwargs)
-
-    return method
-
-
-def then_recover(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `EngineCore.wake_up` and `collective_rpc`, after which weights and memory may be others."""
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if getattr(self.scheduler, "adapters", None) is not None:
-            self.scheduler.recover()
-        return result
-
-    return method

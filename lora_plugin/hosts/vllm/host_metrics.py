@@ -15,7 +15,7 @@ from starlette.routing import Route
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from lora_plugin.hosts.vllm.adapter_requests import Corrected, Requests
-from lora_plugin.service import Service
+from lora_plugin.hosts.vllm.server import service_of
 
 
 def attach_metrics(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -30,7 +30,7 @@ def attach_metrics(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 async def _metrics(request: Request) -> Response:
-    service: Service | None = getattr(request.app.state.engine_client, "lora_plugin_service", None)
+    service = service_of(request.app.state.engine_client)
     host: Collector = get_prometheus_registry()
     ours = b""
     if service is not None:

@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMNotFoundError, VLLMValidation
 from lora_plugin.errors import AdapterNotFound, LoraPluginError
 from lora_plugin.hooks import Request
 from lora_plugin.hosts.vllm.requests import to_lora_request
+from lora_plugin.hosts.vllm.server import service_of
 from lora_plugin.hosts.vllm.vllm_0_30 import log_request_body
 from lora_plugin.routing.scope import Chosen, begin_choice, current_request
 from lora_plugin.service import Service
@@ -56,7 +57,7 @@ def check_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def method(self: Any, request: Any) -> Any:
-        service: Service | None = getattr(self.models, "lora_plugin_service", None)
+        service = service_of(self.models)
         if service is None:
             return await original(self, request)
         log_request_body(self.request_logger, request)
@@ -77,7 +78,7 @@ def check_pooling_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def method(self: Any, request: Any) -> Any:
-        service: Service | None = getattr(self.models, "lora_plugin_service", None)
+        service = service_of(self.models)
         if service is None:
             return await original(self, request)
         try:
@@ -133,7 +134,7 @@ def maybe_get_adapters(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.models, "lora_plugin_service", None) is None:
+        if service_of(self.models) is None:
             return original(self, request, *args, **kwargs)
         chosen = current_request().chosen
         if chosen is None and not isinstance(self, _names_only()):
@@ -150,7 +151,7 @@ def no_default_mm_loras(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def method(self: Any, request: Any) -> Any:
-        if getattr(self.models, "lora_plugin_service", None) is None:
+        if service_of(self.models) is None:
             return original(self, request)
         # --default-mm-loras is refused with the plugin, so the operator configured none.
         return None

@@ -18,8 +18,8 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from lora_plugin.errors import LoraPluginError
 from lora_plugin.hooks import Request as PluginRequest
 from lora_plugin.hosts.vllm.incoming import ERROR_TYPES, BodyFields
+from lora_plugin.hosts.vllm.server import service_of
 from lora_plugin.routing.scope import current_request
-from lora_plugin.service import Service
 from lora_plugin.settings import load_settings
 
 # These two endpoints of the host call it so.
@@ -47,7 +47,7 @@ def load_lora_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def method(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        service: Service | None = getattr(self, "lora_plugin_service", None)
+        service = service_of(self)
         if service is None:
             return await original(self, request, *args, **kwargs)
         if not request.lora_name or not request.lora_path:
@@ -72,7 +72,7 @@ def unload_lora_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def method(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        service: Service | None = getattr(self, "lora_plugin_service", None)
+        service = service_of(self)
         if service is None:
             return await original(self, request, *args, **kwargs)
         name = request.lora_name
@@ -109,7 +109,7 @@ def _router() -> APIRouter:
 
 def _models(request: Request) -> Any:
     models = request.app.state.openai_serving_models
-    if getattr(models, "lora_plugin_service", None) is None:
+    if service_of(models) is None:
         # The plugin is off: so are the host's own routes.
         raise HTTPException(HTTPStatus.NOT_FOUND)
     return models

@@ -45,6 +45,11 @@ class CatalogView(Mapping[str, LoRARequest]):
         return len(self._service.names())
 
 
+def service_of(holder: Any) -> Service | None:
+    """The service of the host's models or engine client; None where the plugin is off."""
+    return getattr(holder, "lora_plugin_service", None)
+
+
 def init_static_loras(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around `OpenAIServingModels.init_static_loras`, awaited before the server listens."""
 
@@ -87,7 +92,7 @@ def shutdown(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> None:
-        service: Service | None = getattr(self, "lora_plugin_service", None)
+        service = service_of(self)
         if service is not None:
             service.stop()
         original(self, *args, **kwargs)
@@ -100,7 +105,7 @@ def show_available_models(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def method(self: Any) -> ModelList:
-        service: Service | None = getattr(self, "lora_plugin_service", None)
+        service = service_of(self)
         if service is None:
             models: ModelList = await original(self)
             return models
