@@ -90,11 +90,12 @@ class Copies:
     def restage(self) -> tuple[Entry, ...]:
         """See `AdapterPool.restage`."""
         lost = (self._versions.get(adapter_id) for adapter_id in self._versions.references.adapters())
-        return tuple(
-            entry
-            for entry in lost
-            if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._begin(entry)
-        )
+        with self.cache.moment():
+            return tuple(
+                entry
+                for entry in lost
+                if entry is not None and entry.host in (Host.ABSENT, Host.WAITING) and self._begin(entry)
+            )
 
     def forget(self, entry: Entry, cause: Cause) -> None:
         """Take a version that is staging or ready off the device and out of host memory."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lora_plugin.pool.entry import Entry
 from lora_plugin.pool.policies import Policy
@@ -30,6 +32,8 @@ class HostCache:
         self._queue: list[tuple[float, int, Entry]] = []
         self._latest: dict[int, int] = {}
         self._items = 0
+        self._in_moment = False
+        self._no_room = math.inf  # bytes from which on a search of this moment found nothing
 
     @property
     def free(self) -> int:
@@ -40,7 +44,22 @@ class HostCache:
         """Whether a copy can be begun: in what is free, or alone, with others that can go in the end."""
         if nbytes <= self.free:
             return True
-        return not self.staging and self.victims(nbytes, evictable) is not None
+        if self.staging or nbytes >= self._no_room:
+            return False
+        if self.victims(nbytes, evictable) is not None:
+            return True
+        if self._in_moment:
+            self._no_room = nbytes
+        return False
+
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        """No use ends inside: a search for room that failed there, over all copies, is not repeated."""
+        self._in_moment = True
+        try:
+            yield
+        finally:
+            self._in_moment, self._no_room = False, math.inf
 
     def stage(self, entry: Entry) -> None:
         """A copy is being made."""
@@ -49,6 +68,7 @@ class HostCache:
     def unstage(self, entry: Entry) -> None:
         """It is made, or given up."""
         self.staging -= entry.nbytes
+        self._no_room = math.inf
 
     def add(self, entry: Entry) -> None:
         self._copies[entry.adapter_id] = entry
@@ -58,6 +78,7 @@ class HostCache:
     def remove(self, entry: Entry) -> None:
         del self._copies[entry.adapter_id], self._latest[entry.adapter_id]
         self.used -= entry.nbytes
+        self._no_room = math.inf
 
     def touch(self, entry: Entry) -> None:
         """The entry was used; nothing happens if it has no copy."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lora_plugin.errors import AdapterBusy, AdapterNotFound, Code, Reason, Unavailable
@@ -76,6 +77,10 @@ class AdapterPool:
                 larger than the whole host cache (`HOST_CACHE_FULL`).
         """
         return self._copies.want(adapter_id, name, digest, path, nbytes, served=served)
+
+    def moment(self) -> AbstractContextManager[None]:
+        """Around many calls of `want`, and nothing else: that there is no room is found out once for all."""
+        return self._host.moment()
 
     def staged(self, adapter_id: int, rows: int, nbytes: int, seconds: float = 0.0) -> bool:
         """Every worker has packed it, in `seconds`: `rows` is its rank, `nbytes` its size over all workers.

@@ -18,7 +18,8 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.pool import AdapterPool, Drop, Forget, Host, Load, Orders
+from lora_plugin.pool import AdapterPool, Drop, Entry, Forget, Host, Load, Orders
+from lora_plugin.pool.versions import Versions
 
 
 class Clock:
@@ -253,6 +254,27 @@ def test_without_evictable_copies_a_newcomer_waits(guard: str) -> None:
     assert host_state(pool, 2) is Host.WAITING
     assert pool.take_orders() == ()
     assert want(pool, 3, 10), "a smaller one has room"
+
+
+def test_that_there_is_no_room_is_found_out_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make(budget=100, **{f"a{i}": 8 for i in range(1, 11)})
+    for i in range(1, 11):
+        pool.acquire(f"r{i}", i)
+    looked_at, evictable = [], Versions.evictable
+
+    def counted(self: Versions, entry: Entry) -> bool:
+        looked_at.append(entry.adapter_id)
+        return evictable(self, entry)
+
+    monkeypatch.setattr(Versions, "evictable", counted)
+    with pool.moment():
+        assert not any(want(pool, 100 + i) for i in range(50))
+        assert len(looked_at) == 10
+        assert not want(pool, 200, 5)
+        assert len(looked_at) == 20, "a smaller one could have room"
+    pool.release("r3")
+    with pool.moment():
+        assert want(pool, 100)
 
 
 def test_nobody_is_evicted_in_vain() -> None:

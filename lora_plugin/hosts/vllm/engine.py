@@ -183,8 +183,9 @@ class EngineAdapters:
 
     def _stage(self, payload: dict[str, Any]) -> dict[str, Any]:
         specs = [StageSpec(**fields) for fields in payload["adapters"]]
-        for spec in specs:
-            self._want(spec)
+        with self._pool.moment():
+            for spec in specs:
+                self._want(spec)
         if self._jobs or any(spec.id in self._staging for spec in specs):
             self._exchange()
         return {str(spec.id): self._status(spec.id) for spec in specs}
