@@ -128,15 +128,17 @@ class Device:
         return entry.pinned or entry.adapter_id in self._in_use
 
     def _find_room(self, entry: Entry, started: bool) -> bool:
-        if started or self.turns.rows(entry) is not None:
+        if started:
             return self._place_anywhere(entry, started)
         # Hundreds of requests may wait for room in one step: a search that failed is not repeated.
-        if entry.rows >= self._no_room:
+        if entry.rows < self._no_room:
+            if self._place_anywhere(entry):
+                return True
+            self._no_room = entry.rows
             return False
-        if self._place_anywhere(entry):
-            return True
-        self._no_room = entry.rows
-        return False
+        # But that search may have been another's, whom the rows set aside for this one are barred to.
+        own = self.turns.rows(entry)
+        return own is not None and self._place(entry, (self.extents.slab_of(own),))
 
     def _forget_failures(self) -> None:
         self._no_room = self.extents.slab_rows + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from lora_plugin.pool.entry import Entry
@@ -22,14 +23,22 @@ class Turns:
 
         Args:
             overdue: whose turn it is.
-            choose: finds rows for one that has none yet.
+            choose: finds rows for one that has none yet; none for an adapter that is not on the device are
+                none for a larger one that is not.
         """
         entries = list(overdue)
         kept = {entry.adapter_id for entry in entries}
         self._rows = {key: rows for key, rows in self._rows.items() if key in kept}
+        # Hundreds may be overdue in every step: a search over all slabs that failed is not repeated.
+        no_room = math.inf
         for entry in entries:
-            if entry.adapter_id not in self._rows and (rows := choose(entry)) is not None:
+            absent = entry.extent is None
+            if entry.adapter_id in self._rows or (absent and entry.rows >= no_room):
+                continue
+            if (rows := choose(entry)) is not None:
                 self._rows[entry.adapter_id] = rows
+            elif absent:
+                no_room = entry.rows
 
     def rows(self, entry: Entry) -> Extent | None:
         """What is set aside for an adapter."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_plugin.errors import Unavailable
-from lora_plugin.pool import AdapterPool
+from lora_plugin.pool import AdapterPool, ExtentAllocator
 
 BOUND = 10
 
@@ -158,6 +160,32 @@ def test_a_pin_on_rows_that_were_set_aside_moves_the_turn() -> None:
     while engine.now < 60:
         engine.step()
     assert wait_of(late) <= BOUND + 3 + 7
+
+
+def test_hundreds_that_have_waited_too_long_cost_a_step_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 adapters the 32 that fit are in use; 32 others have rows set aside, the rest can have none."""
+    time, searched, windows = SimpleNamespace(now=0.0), [], ExtentAllocator.windows
+
+    def counted(self: ExtentAllocator, rows: int, slabs: Collection[int]) -> Any:
+        searched.extend(slabs)
+        return windows(self, rows, slabs)
+
+    pool = AdapterPool(4, 64, 1 << 20, lambda: time.now, max_wait_seconds=BOUND)
+    for adapter_id in range(1, 201):
+        pool.want(adapter_id, f"a{adapter_id}", "d", "/a", 10)
+        assert pool.staged(adapter_id, 8, 10)
+        pool.acquire(f"r{adapter_id}", adapter_id)
+    running = {f"r{adapter_id}": adapter_id for adapter_id in range(1, 33)}
+    waiting = range(33, 201)
+    assert pool.begin_step({}) == ()
+    assert all(pool.try_admit(adapter_id) for adapter_id in running.values())
+    monkeypatch.setattr(ExtentAllocator, "windows", counted)
+    for time.now in (1.0, BOUND + 2.0, BOUND + 3.0):
+        searched.clear()
+        pool.begin_step(running)
+        assert not any(pool.try_admit(adapter_id, f"r{adapter_id}") for adapter_id in waiting)
+    assert pool.snapshot()["waiting"]["turns"] == 32
+    assert len(searched) <= 4 + 4 + 32, "one for all that can have none, one of all slabs, one for each turn"
 
 
 def test_the_waiting_are_counted() -> None:
