@@ -1,9 +1,10 @@
-"""The longest gap between the tokens of running streams while many adapters are loaded, evicted and reloaded.
+"""The longest gap between the tokens of running streams while many adapters are loaded and reloaded.
 
-Four streams run on one real server; short requests arrive beside them at a steady pace. In the quiet turn
-all of them ask for the base model. In the loading turns each asks for another of 50 adapters of 20 MB, first
-when they are new (read, packed, copied), then again, when three in five have left host memory and have to be
-read anew. The turns are compared within one run.
+Four streams run on one real server; short requests arrive beside them at a steady pace. In the quiet turns
+all of them ask for an adapter that a stream uses, too; once, 50 folders are dropped beside that. In the
+loading turns each asks for another of these 50 adapters of 20 MB, first when they are new (read, packed,
+copied), then again, when three in five have left host memory and have to be read anew. The turns are compared
+within one run; of those that are repeated, medians.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import argparse
 import asyncio
 import itertools
 import json
+import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,20 @@ PACE = 0.4
 """Seconds between two arrivals."""
 
 
-async def turn(client: Client, server: BenchServer, names: Sequence[str], tokens: int) -> dict[str, float]:
-    """Streams of `tokens` tokens begin anew until every name was asked for; gaps in milliseconds."""
+Turn = dict[str, float]
+
+
+async def turn(
+    client: Client,
+    server: BenchServer,
+    names: Sequence[str],
+    tokens: int,
+    beside: Callable[[int], object] = lambda _: None,
+) -> Turn:
+    """Streams of `tokens` tokens begin anew until every name was asked for; gaps in milliseconds.
+
+    Before the request with each index `beside` is called with it.
+    """
     over = asyncio.Event()
 
     async def stream(model: str) -> list[float]:
@@ -42,26 +56,53 @@ async def turn(client: Client, server: BenchServer, names: Sequence[str], tokens
             gaps += await client.gaps(server, model, tokens)
         return gaps
 
+    before = await counts(client, server)
     streams = asyncio.gather(*map(stream, MIXED))
     arrivals = []
-    for name in names:
+    for index, name in enumerate(names):
         await asyncio.sleep(PACE)
+        beside(index)
         arrivals.append(asyncio.create_task(client.complete(server, name, 4, 2)))
     await asyncio.gather(*arrivals)
     over.set()
     gaps = sorted(itertools.chain.from_iterable(await streams))
-    copies = await client.counter(server, "lora_plugin_loads_total")
-    reads = await client.counter(server, "lora_plugin_load_seconds_count", stage="pack")
+    after = await counts(client, server)
     return {
-        "longest_ms": gaps[-1] * 1e3,
-        "p99_ms": gaps[len(gaps) * 99 // 100] * 1e3,
-        "median_ms": gaps[len(gaps) // 2] * 1e3,
-        "copies": copies,
-        "reads": reads,
+        "longest ms": gaps[-1] * 1e3,
+        "99% ms": gaps[len(gaps) * 99 // 100] * 1e3,
+        "median ms": gaps[len(gaps) // 2] * 1e3,
+        **{name: after[name] - before[name] for name in after},
     }
 
 
-async def run(model: Path, work: Path, tokens: int) -> dict[str, dict[str, float]]:
+async def counts(client: Client, server: BenchServer) -> dict[str, float]:
+    return {
+        "copies to the arena": await client.counter(server, "lora_plugin_loads_total"),
+        "reads": await client.counter(server, "lora_plugin_load_seconds_count", stage="pack"),
+    }
+
+
+async def measure(
+    client: Client, server: BenchServer, new: Sequence[Path], directory: Path, tokens: int, rounds: int
+) -> dict[str, list[Turn]]:
+    """By name, the turns of each kind."""
+    names = [folder.name for folder in new]
+    warm = [MIXED[-1]] * ADAPTERS
+    for name in MIXED:
+        await client.complete(server, name, 4, 2)
+    quiet = [await turn(client, server, warm, tokens)]
+    dropped = await turn(client, server, warm, tokens, lambda i: new[i].rename(directory / names[i]))
+    for name in names:
+        await client.listed(server, name)
+    first = await turn(client, server, names, tokens)
+    again = []
+    for _ in range(rounds):
+        again.append(await turn(client, server, names, tokens))
+        quiet.append(await turn(client, server, warm, tokens))
+    return {"quiet": quiet, "dropped": [dropped], "new": [first], "again": again}
+
+
+async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, list[Turn]]:
     directory = work / "adapters"
     directory.mkdir()
     for seed, name in enumerate(MIXED[1:]):
@@ -80,32 +121,18 @@ async def run(model: Path, work: Path, tokens: int) -> dict[str, dict[str, float
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
         ) as session:
             client = Client(session, vocabulary_of(model))
-            for name in MIXED:
-                await client.complete(server, name, 4, 2)
-            quiet = await turn(client, server, ["base"] * ADAPTERS, tokens)
-            for folder in new:
-                folder.rename(directory / folder.name)
-            names = [folder.name for folder in new]
-            for name in names:
-                await client.listed(server, name)
-            first = await turn(client, server, names, tokens)
-            again = await turn(client, server, names, tokens)
-            after = await turn(client, server, ["base"] * ADAPTERS, tokens)
+            return await measure(client, server, new, directory, tokens, rounds)
     finally:
         server.stop()
-    return {"quiet": quiet, "new": first, "again": again, "quiet again": after}
 
 
-def table(turns: dict[str, dict[str, float]]) -> str:
-    """As Markdown; copies and reads are those of the turn."""
-    columns = ("longest ms", "99% ms", "median ms", "copies to the arena", "reads")
+def table(turns: dict[str, list[Turn]]) -> str:
+    """Medians over the turns of each kind, as Markdown."""
+    columns = list(turns["quiet"][0])
     lines = ["| turn | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
-    before = {"copies": len(MIXED) - 1.0, "reads": len(MIXED) - 1.0}
-    for name, result in turns.items():
-        times = [f"{result[key]:.0f}" for key in ("longest_ms", "p99_ms", "median_ms")]
-        counts = [f"{result[key] - before[key]:.0f}" for key in before]
-        lines.append(f"| {name} | " + " | ".join(times + counts) + " |")
-        before = {key: result[key] for key in before}
+    for name, kind in turns.items():
+        medians = [f"{statistics.median(each[column] for each in kind):.0f}" for column in columns]
+        lines.append(f"| {name}, median of {len(kind)} | " + " | ".join(medians) + " |")
     return "\n".join(lines)
 
 
@@ -113,10 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=800)
+    parser.add_argument("--rounds", type=int, default=3, help="loading turns and quiet ones after the first")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        turns = asyncio.run(run(arguments.model, Path(work), arguments.tokens))
+        turns = asyncio.run(run(arguments.model, Path(work), arguments.tokens, arguments.rounds))
     print(table(turns))
     result: dict[str, Any] = {"turns": turns, "date": date.today().isoformat(), "model": arguments.model.name}
     if arguments.json:
