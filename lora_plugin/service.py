@@ -86,6 +86,7 @@ class Service:
         self._readiness = Readiness(self._catalog, engines, settings, leases.ended)
         self._composer = Composer(
             self._catalog,
+            self._readiness.version,
             engines,
             leases.ended,
             settle_seconds=settings.settle_seconds,

@@ -95,6 +95,16 @@ class Readiness:
         fresh = version is not None and time.monotonic() - self._ready[name].since <= CONFIRM_SECONDS
         return version if fresh else None
 
+    async def version(self, name: str) -> Version:
+        """The version that is served, ready or not. Raises as `Catalog.version_of`.
+
+        A digest that nobody needed yet is computed on threads of its own: it may take all of a large file,
+        and the event loop's are for what takes a moment.
+        """
+        if (served := self._served(name)) is not None:
+            return served
+        return await self._in_thread(self._catalog.version_of, name)
+
     async def ensure(self, name: str) -> Version:
         """The version that is served, once it is ready in every engine.
 
@@ -134,7 +144,7 @@ class Readiness:
 
     async def _warm(self, name: str) -> None:
         """As `ensure`, if no other adapter has to leave for it."""
-        version = await self._version(name)
+        version = await self.version(name)
         if version.packed_bytes <= await self._link.room():
             await self.ensure(name)
 
@@ -150,7 +160,7 @@ class Readiness:
 
     async def _stage(self, name: str) -> Version:
         while True:
-            version = await self._version(name)
+            version = await self.version(name)
             self._ask_for(version)
             status = await self._staging.stage(self.spec(version))
             if version != self._served(name):
@@ -159,11 +169,6 @@ class Readiness:
                 self._ready[name] = _Ready(version, time.monotonic())
                 return version
             self._fail(version, status.reason)
-
-    async def _version(self, name: str) -> Version:
-        if (served := self._served(name)) is not None:
-            return served
-        return await self._in_thread(self._catalog.version_of, name)
 
     def _fail(self, version: Version, reason: Reason | None) -> None:
         error = verdict(reason or Reason(Code.CHANGED, f"the load of {version.name!r} was given up"))

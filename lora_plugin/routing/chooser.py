@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import Any, Protocol
@@ -31,7 +30,9 @@ class Engines(Protocol):
 
 
 class Versions(Protocol):
-    """How what is served now is made ready, and leased until the response has ended."""
+    """What is served now: its version, made ready, and leased until the response has ended."""
+
+    async def version(self, name: str) -> Version: ...
 
     async def select(self, name: str, scope: RequestScope, *, several: bool) -> StageSpec: ...
 
@@ -119,9 +120,7 @@ class Chooser:
             return await self._versions.compose(route.adapter, route.parts, scope, several=several)
         if route.version is None:
             return await self._versions.select(route.adapter, scope, several=several)
-        served = self._catalog.find(route.adapter).version
-        if served is None:
-            served = await asyncio.to_thread(self._catalog.version_of, route.adapter)
+        served = await self._versions.version(route.adapter)
         if served.digest.startswith(route.version):
             spec = await self._versions.select(route.adapter, scope, several=several)
             # It may have been updated while it was waited for.

@@ -28,7 +28,8 @@ class Composer:
     """Belongs to one event loop.
 
     Args:
-        catalog: the parts' versions.
+        catalog: the parts' folders.
+        version_of: the version of an adapter that is served; raises as `Catalog.version_of`.
         link: the line to the engines.
         ended: returns once no response of this process uses a version.
         settle_seconds: quiet time before a changed folder is read.
@@ -39,6 +40,7 @@ class Composer:
     def __init__(
         self,
         catalog: Catalog,
+        version_of: Callable[[str], Awaitable[Version]],
         link: EngineLink,
         ended: Callable[[int], Awaitable[None]],
         *,
@@ -47,6 +49,7 @@ class Composer:
         timeout: float,
     ) -> None:
         self._catalog = catalog
+        self._version_of = version_of
         self._link = link
         self._ended = ended
         self._settle_seconds = settle_seconds
@@ -103,9 +106,7 @@ class Composer:
         return spec
 
     async def _version(self, part: Part) -> Version:
-        version = self._catalog.find(part.adapter).version
-        if version is None:
-            version = await asyncio.to_thread(self._catalog.version_of, part.adapter)
+        version = await self._version_of(part.adapter)
         if not version.digest.startswith(part.version or ""):
             raise AdapterNotFound(
                 Code.NOT_FOUND,

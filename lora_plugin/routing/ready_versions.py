@@ -45,6 +45,10 @@ class ReadyVersions:
         self._leases = leases
         self._waited = waited
 
+    async def version(self, name: str) -> Version:
+        """The version that is served, ready or not. Raises as `Catalog.version_of`."""
+        return await self._readiness.version(name)
+
     async def select(self, name: str, scope: RequestScope, *, several: bool = False) -> StageSpec:
         """The version that a request for the name gets, once it is ready in every engine.
 

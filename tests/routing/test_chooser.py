@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from catalog_samples import Bench, write_adapter
 
+from lora_plugin.directory.entry import Version
 from lora_plugin.errors import AdapterNotFound, Refused
 from lora_plugin.hooks import Part, Refusal, Request, hookimpl
 from lora_plugin.hooks.builtin import BUILTIN
@@ -68,6 +69,9 @@ class Versions:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+
+    async def version(self, name: str) -> Version:
+        return self.bench.catalog.version_of(name)
 
     async def select(self, name: str, scope: RequestScope, *, several: bool) -> StageSpec:
         version = self.bench.catalog.version_of(name)

@@ -11,6 +11,7 @@ import pytest
 from catalog_samples import Bench, MemoryLink, write_adapter
 
 from lora_plugin.composition import parts_of
+from lora_plugin.directory.entry import Version
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, BadRequest, Code, Reason, Unavailable
 from lora_plugin.hooks import Part
 from lora_plugin.readiness.staging import StageStatus
@@ -41,7 +42,12 @@ def run(
     timeout: float = 5.0,
 ) -> Any:
     async def main() -> Any:
-        composing = Composer(bench.catalog, link, ended, settle_seconds=0.01, max_rank=16, timeout=timeout)
+        async def version_of(name: str) -> Version:
+            return bench.catalog.version_of(name)
+
+        composing = Composer(
+            bench.catalog, version_of, link, ended, settle_seconds=0.01, max_rank=16, timeout=timeout
+        )
         try:
             result = await work(composing)
             await asyncio.sleep(0.01)

@@ -52,7 +52,13 @@ class House:
         self.leases = Leases(self.engines)
         self.readiness = Readiness(catalog, self.engines, settings, self.leases.ended)
         self.composer = Composer(
-            catalog, self.engines, self.leases.ended, settle_seconds=0.01, max_rank=16, timeout=5
+            catalog,
+            self.readiness.version,
+            self.engines,
+            self.leases.ended,
+            settle_seconds=0.01,
+            max_rank=16,
+            timeout=5,
         )
         self.versions = ReadyVersions(
             Arrivals(catalog, settings, ()),
