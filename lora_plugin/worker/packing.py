@@ -128,6 +128,8 @@ class PackingProcess:
         """A process that is up, or None where none can be had."""
         if self._usable and self._child is not None and self._child.is_gone:
             logger.warning("the process that packs adapters is gone, and started anew")
+            # Of one that only was not waited for, too: it may pack for long, or be stopped.
+            self._child.end()
             self._start()
         if not self._usable or self._child is None:
             return None
@@ -147,7 +149,8 @@ class _Child:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", _MODULE, str(theirs.fileno()), *map(str, engine_cores)),
+                # -P: nothing is imported from the folder that the server was started in.
+                (sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), *map(str, engine_cores)),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
@@ -181,22 +184,29 @@ class _Child:
 
     def _reply(self) -> Reply:
         line, descriptors = b"", []
-        while not line.endswith(b"\n"):
-            part, received, _, _ = socket.recv_fds(self._socket, _REPLY_BYTES, 1)
-            descriptors += received
-            if not part:
-                raise ConnectionResetError
-            line += part
-        return json.loads(line), descriptors[0] if descriptors else None
+        try:
+            while not line.endswith(b"\n"):
+                part, received, _, _ = socket.recv_fds(self._socket, _REPLY_BYTES, 1)
+                descriptors += received
+                if not part:
+                    raise ConnectionResetError
+                line += part
+            return json.loads(line), descriptors.pop() if descriptors else None
+        finally:
+            # Left when the answer broke off.
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def _mapped(descriptor: int, nbytes: int, layout: ModelLayout, *, pin: bool) -> torch.Tensor:
     """The slab in the memory of a descriptor, which is closed."""
+    dtype = SERVED[layout.dtype]
     try:
-        memory = mmap.mmap(descriptor, nbytes)
+        # Not with `mmap`, which keeps a descriptor of its own for as long as the adapter lives.
+        path = f"/proc/self/fd/{descriptor}"
+        slab = torch.from_file(path, shared=True, size=nbytes // dtype.itemsize, dtype=dtype)
     finally:
         os.close(descriptor)
-    slab = torch.frombuffer(memory, dtype=SERVED[layout.dtype])
     if pin:
         return slab.pin_memory()
     # Looked at once, so that the copy in a step does not wait for page faults.

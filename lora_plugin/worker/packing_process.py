@@ -2,11 +2,13 @@
 
 The socket of that descriptor brings a line with the model's layout, then a line for each job; each is
 answered with a line, to which the descriptor of the packed adapter's memory is attached. The process ends
-with the socket's other end.
+with the socket's other end, without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -24,11 +26,20 @@ from lora_plugin.errors import LoraPluginError, unexpected
 from lora_plugin.layout import ModelLayout
 from lora_plugin.worker.aside import step_aside
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLOSE_ON_EXEC = 1
+_FIRST_TO_GO = "1000"
+
 
 def serve(connection: socket.socket) -> None:
     """Answer jobs until the other end is closed."""
     with connection, connection.makefile("rb") as lines:
-        layout = ModelLayout.from_dict(json.loads(next(lines)))
+        first = next(lines, b"")
+        if not first:
+            return
+        layout = ModelLayout.from_dict(json.loads(first))
+        # Where no such memory can be had, it shows before the first job.
+        os.close(_memory())
         connection.sendall(b"{}\n")
         for line in lines:
             _answer(connection, json.loads(line), layout)
@@ -55,7 +66,7 @@ def _send_packed(connection: socket.socket, packed: PackedAdapter) -> None:
         "nbytes": packed.nbytes,
         "layers": [(layer.layer, layer.rank, bool(layer.outputs)) for layer in packed.layers],
     }
-    descriptor = os.memfd_create("lora-adapter")
+    descriptor = _memory()
     try:
         rest = packed.slab.view(torch.uint8).numpy().data
         while rest:
@@ -63,6 +74,16 @@ def _send_packed(connection: socket.socket, packed: PackedAdapter) -> None:
         _send(connection, reply, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _memory() -> int:
+    """A descriptor of memory without a path. Raises OSError where the system refuses it."""
+    # Pythons that were built for an old libc, as uv's were, have no os.memfd_create.
+    descriptor: int = _libc.memfd_create(b"lora-adapter", _CLOSE_ON_EXEC)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
 
 
 def _send(connection: socket.socket, reply: dict[str, Any], *descriptors: int) -> None:
@@ -76,7 +97,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, *engine_cores = map(int, sys.argv[1:])
     step_aside(set(engine_cores))
-    serve(socket.socket(fileno=descriptor))
+    # When memory runs out, this process and not the engine, which is the larger.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    with contextlib.suppress(ConnectionError):
+        serve(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":

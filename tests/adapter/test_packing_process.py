@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,7 +27,7 @@ from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.layout import ModelLayout
-from lora_plugin.worker import packing
+from lora_plugin.worker import packing, packing_process
 from lora_plugin.worker.packing import PackingProcess
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -67,6 +69,10 @@ def assert_same(found: PackedAdapter, expected: PackedAdapter) -> None:
 def child(process: PackingProcess) -> psutil.Process:
     assert process._child is not None
     return psutil.Process(process._child._process.pid)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def eventually(holds: Callable[[], Any]) -> None:
@@ -172,6 +178,8 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_adapters(
     process: PackingProcess, layout: ModelLayout, adapters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.load(adapters, "b", layout, None, LIMIT)
+    stopped = child(process)
+    stopped.suspend()
 
     def no_memory(*_: Any) -> Any:
         raise MemoryError
@@ -181,6 +189,77 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_adapters(
         with pytest.raises(MemoryError):
             process.load(adapters, "b", layout, None, LIMIT)
     assert_same(process.load(adapters, "a", layout, None, LIMIT), load(adapters, "a", layout, None, LIMIT))
+    assert not psutil.pid_exists(stopped.pid)
+
+
+def test_an_answer_that_breaks_off_leaves_no_memory_behind(layout: ModelLayout) -> None:
+    before = descriptors()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asked = packing._Child.__new__(packing._Child)
+        asked._socket = ours
+        with Path("/dev/zero").open() as memory:
+            socket.send_fds(theirs, [b'{"rank": '], [memory.fileno()])
+        theirs.close()
+        with pytest.raises(ConnectionResetError):
+            asked._reply()
+    assert descriptors() == before
+
+
+def test_nothing_is_imported_from_the_folder_that_the_server_runs_in(
+    layout: ModelLayout, adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (adapters / "json.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    monkeypatch.chdir(adapters)
+    made = PackingProcess(layout)
+    made.load(adapters, "a", layout, None, LIMIT)
+    assert child(made).is_running()
+    made.close()
+    assert not Path("ran").exists()
+
+
+def test_a_python_without_memfd_create(
+    layout: ModelLayout, adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as uv installed for years."""
+    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.memfd_create\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = PackingProcess(layout)
+    assert_same(made.load(adapters, "a", layout, None, LIMIT), load(adapters, "a", layout, None, LIMIT))
+    assert child(made).is_running()
+    made.close()
+
+
+def test_a_system_without_memory_to_share_shows_before_the_first_job(
+    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(packing_process, "_memory", refused)
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(json.dumps(layout.to_dict()).encode() + b"\n")
+        with pytest.raises(PermissionError):
+            packing_process.serve(theirs)
+        assert ours.recv(1) == b""
+
+
+def test_memory_that_is_refused_says_why() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            packing_process._memory()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_it_goes_before_the_engine_when_memory_runs_out(
+    process: PackingProcess, layout: ModelLayout, adapters: Path
+) -> None:
+    process.load(adapters, "a", layout, None, LIMIT)
+    assert Path(f"/proc/{child(process).pid}/oom_score_adj").read_text() == "1000\n"
 
 
 def test_where_no_process_comes_up_the_thread_packs(
@@ -203,28 +282,44 @@ def test_memory_is_given_back_with_the_adapter(
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:lora-adapter")
 
-    before = mappings(), len(list(Path("/proc/self/fd").iterdir()))
+    before = mappings(), descriptors()
     packed = process.load(adapters, "a", layout, None, LIMIT)
-    assert mappings() == before[0] + 1
+    # A thousand adapters would take a thousand descriptors.
+    assert (mappings(), descriptors()) == (before[0] + 1, before[1])
     view = packed.layers[0].a
     del packed
     assert mappings() == before[0] + 1
     del view
-    assert (mappings(), len(list(Path("/proc/self/fd").iterdir()))) == before
+    assert (mappings(), descriptors()) == before
 
 
-def test_it_does_not_outlive_the_worker(layout: ModelLayout) -> None:
-    """Not even one that is killed."""
+@pytest.mark.parametrize("at_work", [False, True])
+def test_it_ends_with_the_worker_and_without_a_word(at_work: bool) -> None:
+    """Even one that is killed."""
+    job = b'{"root": "/", "name": "nobody", "expected_digest": null, "max_bytes": 1}\n'
     script = (
-        "import os, signal, json, sys\n"
+        "import os, signal\n"
         "from lora_plugin.layout import ModelLayout\n"
         "from lora_plugin.worker.packing import PackingProcess\n"
-        "process = PackingProcess(ModelLayout((), 'float32', 8, {}))\n"
-        "print(process._child._process.pid, flush=True)\n"
+        "layout = ModelLayout((), 'float32', 8, {})\n"
+        "process = PackingProcess(layout)\n"
+        "child = process._child\n"
+        f"if {at_work}:\n"
+        "    child.greet(layout)\n"
+        "    os.kill(child._process.pid, signal.SIGSTOP)\n"
+        f"    child._socket.sendall({job!r})\n"
+        "print(child._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
-    eventually(lambda: not psutil.pid_exists(int(said)))
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert worker.stdout is not None
+    pid = int(worker.stdout.readline())
+    worker.wait()
+    os.kill(pid, signal.SIGCONT)
+    # Said in full: the child holds the other ends.
+    _, said = worker.communicate()
+    eventually(lambda: not psutil.pid_exists(pid))
+    assert said == b""
 
 
 def test_it_stays_off_the_engines_cores_when_it_is_started_anew_too(
