@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_plugin.cli import human
 from lora_plugin.cli.client import Unreachable
-from lora_plugin.cli.output import Said, show
+from lora_plugin.cli.output import Said, say, show
 from lora_plugin.cli.remote import Fill, asks, client_of
 from lora_plugin.cli.surroundings import finding, surroundings
 
@@ -35,6 +35,7 @@ def _of_the_server(args: Namespace) -> list[Finding]:
         return list(general(client.adapters(), client.routing(), client.pool()))
     except Unreachable:
         if args.admin is None:  # else it may be another machine's
+            say(args, "no server answers here; what one would start with:")
             here = surroundings(os.environ)
             show(args, here, render, _problems(here))
         raise

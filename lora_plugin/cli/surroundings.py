@@ -71,12 +71,15 @@ def _fit(environ: Mapping[str, str]) -> Finding:
 def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     # Imported here: most commands have no use for pydantic.
     from lora_plugin.admin import tls
+    from lora_plugin.extensions.loading import load_hooks
     from lora_plugin.settings import load_settings
 
+    plugins: tuple[str, ...] = ()
     try:
         settings = load_settings(environ)
         if settings is not None:
             tls.configured(settings)
+            plugins = load_hooks(settings).third_party
     except SettingsError as error:
         yield finding("problem", "settings", str(error.reason))
         return
@@ -84,7 +87,8 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         text = "LORA_PLUGIN_ADAPTER_DIR is not set in this shell, or LORA_PLUGIN_ENABLED is 0"
         yield finding("note", "settings", f"{text}; a server's own may differ")
         return
-    yield finding("ok", "settings", "they fit together")
+    named = f"; plugins: {', '.join(plugins)}" if plugins else ""
+    yield finding("ok", "settings", f"they fit together{named}")
     yield _directory(settings.adapter_dir)
 
 

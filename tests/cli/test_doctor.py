@@ -122,6 +122,7 @@ def test_without_a_server_it_looks_at_what_one_would_start_with(nobody: str, tmp
     )
     assert result.returncode == 3
     assert "Connection refused" in result.stderr
+    assert "what one would start with" in result.stderr
     assert "Errno" not in result.stderr
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
     assert [line[:2] for line in lines] == [
@@ -140,6 +141,11 @@ def test_without_a_server_it_looks_at_what_one_would_start_with(nobody: str, tmp
         ({"VLLM_PLUGINS": "another"}, "VLLM_PLUGINS", "does not name lora_plugin"),
         ({"LORA_PLUGIN_WATCH": "sometimes"}, "settings", "LORA_PLUGIN_WATCH has a value that does not fit"),
         ({"LORA_PLUGIN_ADMIN_TLS_CERT": "/none.pem"}, "settings", "/none.pem: No such file"),
+        (
+            {"LORA_PLUGIN_HOOKS": "no_such_module"},
+            "settings",
+            "'no_such_module' cannot be imported",
+        ),
     ],
 )
 def test_without_a_server_it_says_what_would_keep_one_from_serving(
@@ -150,6 +156,16 @@ def test_without_a_server_it_says_what_would_keep_one_from_serving(
     (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
     assert (result.returncode, problem["about"]) == (3, about)
     assert words in problem["text"]
+
+
+def test_without_a_server_it_names_the_hook_plugins_that_one_would_load(nobody: str, tmp_path: Path) -> None:
+    (tmp_path / "door.py").write_text(
+        "from lora_plugin.hooks import hookimpl\n@hookimpl\ndef authorize(request, adapter): return None\n"
+    )
+    given = {"LORA_PLUGIN_ADMIN_PORT": nobody, "LORA_PLUGIN_ADAPTER_DIR": str(tmp_path)}
+    result = run("doctor", "--format", "json", LORA_PLUGIN_HOOKS="door", PYTHONPATH=str(tmp_path), **given)
+    (settings,) = [found for found in json.loads(result.stdout) if found["about"] == "settings"]
+    assert settings["text"] == "they fit together; plugins: door"
 
 
 def test_a_vllm_that_the_plugin_does_not_fit_is_told_of_before_a_server_is_started(
