@@ -57,14 +57,17 @@ def _version(distribution: str) -> str | None:
 
 def _fit(environ: Mapping[str, str]) -> Finding:
     """In a process of its own: a vLLM that is broken may do anything when it is imported."""
-    command = (sys.executable, "-m", _FIT)
+    # -P: as `vllm serve`, which imports nothing from the folder that it is started in.
+    command = (sys.executable, "-P", "-m", _FIT)
     try:
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_FIT_SECONDS)
+        ran = subprocess.run(
+            command, env=environ, capture_output=True, text=True, errors="replace", timeout=_FIT_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return finding("problem", "fit", f"vLLM was not imported within {_FIT_SECONDS} s")
     if ran.returncode == 0:
         return finding("ok", "fit", "every name of vLLM that the plugin replaces is as expected")
-    said = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
+    said = ran.stderr.strip().splitlines()
     return finding("problem", "fit", said[-1] if said else f"importing vLLM ended with {ran.returncode}")
 
 

@@ -180,6 +180,27 @@ def test_a_vllm_that_the_plugin_does_not_fit_is_told_of_before_a_server_is_start
     assert "install a supported vLLM" in problem["text"]
 
 
+def test_a_vllm_that_cannot_be_imported_is_told_of_by_its_error(nobody: str, tmp_path: Path) -> None:
+    """Whatever it said before."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(
+        "import os\nos.write(1, b'INFO caf\\xe9\\n')\nraise RuntimeError('no such device')\n"
+    )
+    result = run("doctor", "--format", "json", LORA_PLUGIN_ADMIN_PORT=nobody, PYTHONPATH=str(tmp_path))
+    (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
+    assert (problem["about"], problem["text"]) == ("fit", "RuntimeError: no such device")
+
+
+def test_a_clone_of_vllm_that_it_is_run_in_is_not_the_one_that_would_serve(
+    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('not built')")
+    monkeypatch.chdir(tmp_path)
+    result = run("doctor", "--format", "json", LORA_PLUGIN_ADMIN_PORT=nobody, PYTHONPATH="")
+    assert {found["about"]: found["level"] for found in json.loads(result.stdout)}["fit"] == "ok"
+
+
 def test_of_another_machines_server_nothing_is_said_of_this_one(nobody: str) -> None:
     result = run("doctor", "--admin", f"http://127.0.0.1:{nobody}")
     assert (result.returncode, result.stdout) == (3, "")

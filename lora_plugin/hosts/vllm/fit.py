@@ -1,6 +1,7 @@
 """Whether the plugin fits the vLLM that is installed: `python -m lora_plugin.hosts.vllm.fit`.
 
-Exits with 0 if it does, else with 1 and the reason as the last line of stdout. Nothing is changed.
+Exits with 0 if it does, else with 1 and the reason as the last line of stderr: on stdout vLLM may log.
+Nothing is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def main() -> int:
     try:
         check_all(seams())
     except HostIncompatible as error:
-        print(error.reason)
+        print(error.reason, file=sys.stderr)
         return 1
     return 0
 
