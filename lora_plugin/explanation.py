@@ -185,5 +185,5 @@ def _alike(name: str, facts: Facts) -> _Found:
         yield Level.NOTE, f"it had no row in the last {len(steps)} steps"
         return
     rows = sum(share.rows for step in mine for share in step if share.adapter == name)
-    others = f" beside {', '.join(beside)}" if beside else ", alone"
+    others = f" beside {', '.join(beside)}" if beside else ", nobody else's beside them"
     yield Level.OK, f"{rows} rows of the last {len(steps)} steps were its own{others}"

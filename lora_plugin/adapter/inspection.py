@@ -60,7 +60,8 @@ class Inspection:
         if not inner:
             return self.plan.warnings
         # What `cp -r new sql` and `mv new sql` do where `sql` is there already.
-        return (*self.plan.warnings, f"an adapter in the folder {show_some(inner)} in it is not looked at")
+        inside = f"the adapter in its folder {show_some(inner)} is not served"
+        return (*self.plan.warnings, f"{inside}: to update, write its files over these")
 
 
 def inspect(

@@ -134,7 +134,8 @@ class AdminClient:
                 yield response
         except HTTPError as error:
             problem = self._decoded(error.read())
-            if "detail" not in problem:
+            # vLLM's own port answers with a `detail`, too.
+            if not {"detail", "code"} <= problem.keys():
                 raise Unreachable(
                     f"{self._url} answered {error.code}, but not as an admin endpoint"
                 ) from None

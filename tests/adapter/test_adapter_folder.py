@@ -71,7 +71,9 @@ def test_an_adapter_in_an_adapters_folder_is_warned_of(folder: Path, layout: Mod
     (folder / "runs").mkdir()
     after = inspect(folder.parent, folder.name, layout, LIMIT)
     assert before.warnings == ()
-    assert after.warnings == ("an adapter in the folder 'new' in it is not looked at",)
+    assert after.warnings == (
+        "the adapter in its folder 'new' is not served: to update, write its files over these",
+    )
     assert after.snapshot.fingerprint == before.snapshot.fingerprint
 
 

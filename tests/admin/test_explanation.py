@@ -82,6 +82,10 @@ def test_alike() -> None:
     assert said(Question.ALIKE, engines=[busy]) == [
         (Level.OK, "14 rows of the last 3 steps were its own beside base")
     ]
+    alone = READY.model_copy(update={"steps": (STEP[1:],)})
+    assert said(Question.ALIKE, engines=[alone]) == [
+        (Level.OK, "7 rows of the last 1 steps were its own, nobody else's beside them")
+    ]
 
 
 def test_an_engines_facts() -> None:

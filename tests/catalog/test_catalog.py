@@ -59,7 +59,7 @@ def test_a_new_version_copied_into_the_folder_instead_of_over_it_is_said_once(
         write_adapter(bench.root / "a" / "a-v2", seed=2)
         for _ in range(3):
             bench.settle()
-    said = "an adapter in the folder 'a-v2' in it is not looked at"
+    said = "the adapter in its folder 'a-v2' is not served: to update, write its files over these"
     assert [record.getMessage() for record in caplog.records] == [f"adapter 'a': {said}"]
     assert bench.catalog.find("a").warnings == (said,)
     assert bench.catalog.version_of("a") == version

@@ -158,7 +158,14 @@ def test_a_wrong_path_is_refused(url: str) -> None:
     assert "[route-unknown]" in result.stderr
 
 
-def test_an_answer_that_is_no_json_is_no_admin_endpoint() -> None:
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "does not answer as an admin endpoint"),
+        (b'{"detail":"Not Found"}', "answered 404, but not as an admin endpoint"),
+    ],
+)
+def test_another_servers_answer_is_no_admin_endpoints(body: bytes, words: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         command = subprocess.Popen(
@@ -169,10 +176,10 @@ def test_an_answer_that_is_no_json_is_no_admin_endpoint() -> None:
         connection, _ = server.accept()
         with connection:
             connection.recv(4096)
-            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>")
-            _, words = command.communicate(timeout=60)
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            _, said = command.communicate(timeout=60)
     assert command.returncode == 3
-    assert "does not answer as an admin endpoint" in words
+    assert words in said
 
 
 def test_list_reads_every_page(
