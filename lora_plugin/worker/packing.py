@@ -75,7 +75,8 @@ class PackingProcess:
             LoraPluginError: what the process refused it with; INTERNAL when it ends each time.
         """
         job = {
-            "root": str(root),
+            # The process stays in the folder that it was started in.
+            "root": str(root.absolute()),
             "name": name,
             "expected_digest": expected_digest,
             "max_bytes": max_bytes,

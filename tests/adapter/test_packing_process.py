@@ -218,6 +218,15 @@ def test_nothing_is_imported_from_the_folder_that_the_server_runs_in(
     assert not Path("ran").exists()
 
 
+def test_a_path_is_meant_from_where_the_caller_is_now(
+    process: PackingProcess, layout: ModelLayout, adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.load(adapters, "b", layout, None, LIMIT)
+    monkeypatch.chdir(adapters)
+    found = process.load(Path(), "a", layout, None, LIMIT, trusted=True)
+    assert_same(found, load(adapters, "a", layout, None, LIMIT))
+
+
 def test_a_python_without_memfd_create(
     layout: ModelLayout, adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
