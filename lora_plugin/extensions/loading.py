@@ -28,7 +28,7 @@ def load_hooks(settings: Settings) -> HookManager:
         raise SettingsError(
             Code.SETTINGS_INVALID,
             str(error),
-            hint="correct it, or change LORA_PLUGIN_HOOKS or LORA_PLUGIN_HOOKS_BLOCK",
+            hint="correct it or PYTHONPATH, or change LORA_PLUGIN_HOOKS or LORA_PLUGIN_HOOKS_BLOCK",
         ) from error
     if hooks.third_party:
         logger.info("plugins: %s", ", ".join(hooks.third_party))
