@@ -167,8 +167,8 @@ def test_it_polls_where_events_do_not_work(
         assert watcher.first_scan(30)
         write_adapter(tmp_path / "adapters" / "a")
         until(lambda: listed(catalog) == ["a"])
-    assert len(caplog.records) == 1
-    assert "watch limit" in caplog.text
+    # A folder that is found half written may be told of, too.
+    assert sum("watch limit" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_moved_folder_and_its_successor_are_deleted(
