@@ -50,7 +50,7 @@ def verdict(facts: Mapping[str, Any]) -> str:
     return _fields(
         {
             "name": facts["name"],
-            "verdict": f"servable, by its {facts['checked']}",
+            "verdict": f"servable ({facts['checked']} checked)",
             "ranks": ranks,
             "targets": ", ".join(facts["targets"]),
             "layers": facts["layers"],

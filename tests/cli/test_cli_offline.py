@@ -57,7 +57,7 @@ def test_a_good_folder(adapter: Path, model: Path) -> None:
     # A of q, k and v, and B of each, in every layer: 8 x (3 x 32 + 32 + 16 + 16) float32 twice.
     assert facts["packed_bytes"] == 2 * 4 * 8 * (3 * 32 + 32 + 16 + 16)
     shown = run("validate", str(adapter), "--model", str(model), "--format", "human").stdout
-    assert "servable, by its values" in shown
+    assert "servable (values checked)" in shown
     assert "3 (2 modules), 8 (2 modules)" in shown
 
 
