@@ -18,7 +18,7 @@ from lora_plugin.adapter.files import CHUNK, FileStamp, open_stamped, read_into
 from lora_plugin.adapter.folder import FolderSnapshot, fingerprint, snapshot
 from lora_plugin.adapter.inspection import Head, all_tensors, read_config, read_heads
 from lora_plugin.adapter.matching import match
-from lora_plugin.adapter.pack import PackedAdapter, Packer
+from lora_plugin.adapter.pack import PackedAdapter, Packer, Zeros
 from lora_plugin.adapter.pack_outputs import finish_outputs
 from lora_plugin.adapter.pack_saved import Comparison
 from lora_plugin.adapter.pack_tokens import finish_tokens
@@ -55,6 +55,7 @@ def load(
     base: BaseModel | None = None,
     trusted: bool = False,
     factor: float = 1.0,
+    zeros: Zeros | None = None,
 ) -> PackedAdapter:
     """Read the whole adapter and pack this rank's part of it.
 
@@ -69,6 +70,7 @@ def load(
             only checks such an adapter, and leaves what would be made of them zero.
         trusted: see the module.
         factor: of what it adds, as a part of a composition.
+        zeros: where it is packed, instead of memory of its own.
 
     Raises:
         AdapterNotFound: there is no such folder.
@@ -79,7 +81,7 @@ def load(
     config = read_config(seen)
     heads = read_heads(seen)
     plan = scaled(match(all_tensors(seen, heads), layout, config), factor)
-    packer = Packer(plan, layout, pin=pin)
+    packer = Packer(plan, layout, pin=pin, zeros=zeros)
     comparison = Comparison(plan, layout, base, config.saved_modules)
     digest = ContentDigest(config.canonical)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,8 @@ STORED: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float1
 _LARGEST: Final = 1e4
 """Of a product of A and B, of what is added to an output, of a magnitude, of a token's row: trained ones stay
 far below. In an MLP three of them multiply with the model's widths, and stay in the range of float32."""
+Zeros = Callable[[int, torch.dtype], Tensor]
+"""Makes what an adapter is packed into: 1-D, so many zeros of a dtype."""
 SERVED: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -83,9 +85,12 @@ class Packer:
         vectors: what those two need by name, float32: vectors over outputs, rows of tokens.
     """
 
-    def __init__(self, plan: Plan, layout: ModelLayout, *, pin: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, layout: ModelLayout, *, pin: bool = False, zeros: Zeros | None = None
+    ) -> None:
         dtype = SERVED[layout.dtype]
-        slab = torch.zeros(plan.nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
+        size = plan.nbytes // dtype.itemsize
+        slab = torch.zeros(size, dtype=dtype, pin_memory=pin) if zeros is None else zeros(size, dtype)
         parts = ((layer.layer, layer.rank, bool(layer.outputs)) for layer in plan.layers)
         layers = views(parts, layout, slab)
         self.adapter = PackedAdapter(plan.rank, plan.nbytes, layers, slab, plan.affine, plan.relative)

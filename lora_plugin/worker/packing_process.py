@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,22 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket, job: dict[str, Any], layout: ModelLayout) -> None:
+    memory = _memory()
     try:
-        packed = load(Path(job.pop("root")), layout=layout, **job)
+        # Packed into what is handed over: memory has it once.
+        packed = load(Path(job.pop("root")), layout=layout, zeros=partial(_zeros, memory), **job)
     except LoraPluginError as error:
         _send(connection, {"reason": error.reason.to_dict()})
     except Exception as error:
         traceback.print_exc()
         _send(connection, {"reason": unexpected(error).to_dict()})
     else:
-        _send_packed(connection, packed)
+        _send_packed(connection, packed, memory)
+    finally:
+        os.close(memory)
 
 
-def _send_packed(connection: socket.socket, packed: PackedAdapter) -> None:
+def _send_packed(connection: socket.socket, packed: PackedAdapter, memory: int) -> None:
     if packed.relative or not packed.nbytes:
         _send(connection, {})
         return
@@ -66,14 +71,7 @@ def _send_packed(connection: socket.socket, packed: PackedAdapter) -> None:
         "nbytes": packed.nbytes,
         "layers": [(layer.layer, layer.rank, bool(layer.outputs)) for layer in packed.layers],
     }
-    descriptor = _memory()
-    try:
-        rest = packed.slab.view(torch.uint8).numpy().data
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        _send(connection, reply, descriptor)
-    finally:
-        os.close(descriptor)
+    _send(connection, reply, memory)
 
 
 def _memory() -> int:
@@ -84,6 +82,12 @@ def _memory() -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return descriptor
+
+
+def _zeros(memory: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    if not size:
+        return torch.zeros(0, dtype=dtype)
+    return torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=dtype)
 
 
 def _send(connection: socket.socket, reply: dict[str, Any], *descriptors: int) -> None:

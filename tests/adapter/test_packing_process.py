@@ -302,6 +302,37 @@ def test_memory_is_given_back_with_the_adapter(
     assert (mappings(), descriptors()) == before
 
 
+def test_it_is_packed_into_the_memory_that_is_handed_over(
+    layout: ModelLayout, adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a gigabyte takes one, not two."""
+    packed: list[PackedAdapter] = []
+
+    def keep(*args: Any, **options: Any) -> PackedAdapter:
+        packed.append(load(*args, **options))
+        return packed[-1]
+
+    monkeypatch.setattr(packing_process, "load", keep)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        job = {"root": str(adapters), "name": "a", "expected_digest": None, "max_bytes": LIMIT}
+        packing_process._answer(theirs, job, layout)
+        _, (memory,), _, _ = socket.recv_fds(ours, 1 << 16, 1)
+    slab = packing._mapped(memory, packed[0].nbytes, layout, pin=False)
+    assert torch.equal(slab, packed[0].slab)
+    packed[0].slab.fill_(7)
+    assert (slab == 7).all()
+
+
+def test_the_process_keeps_nothing_of_an_adapter(
+    process: PackingProcess, layout: ModelLayout, adapters: Path
+) -> None:
+    packed = process.load(adapters, "a", layout, None, LIMIT)
+    maps = Path(f"/proc/{child(process).pid}/maps")
+    eventually(lambda: "memfd:lora-adapter" not in maps.read_text())
+    assert packed.nbytes
+
+
 @pytest.mark.parametrize("at_work", [False, True])
 def test_it_ends_with_the_worker_and_without_a_word(at_work: bool) -> None:
     """Even one that is killed."""
