@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from lora_plugin.errors import Code, Unavailable
+
 T = TypeVar("T")
 
 
@@ -27,6 +29,7 @@ class Flights(Generic[T]):
 
         Raises:
             TimeoutError: after `timeout` seconds of this caller's waiting.
+            Unavailable: NOT_READY: all tasks were ended by `cancel`.
             Exception: what the task raised, for every waiter.
         """
         flight = self._flights.get(key)
@@ -37,6 +40,11 @@ class Flights(Generic[T]):
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if flight.task.cancelled() and caller is not None and not caller.cancelling():
+                raise Unavailable(Code.NOT_READY, "the server is shutting down") from None
+            raise
         finally:
             flight.waiters -= 1
             if not flight.waiters and not flight.task.done():
@@ -44,7 +52,7 @@ class Flights(Generic[T]):
                 self._end(key, flight)
 
     def cancel(self) -> None:
-        """Ends every task; the waiters are cancelled with them."""
+        """Ends every task; who waits for one is told so."""
         for flight in self._flights.values():
             flight.task.cancel()
 

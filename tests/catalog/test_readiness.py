@@ -132,6 +132,16 @@ async def test_when_all_give_up_nobody_asks_on(link: MemoryLink, readiness: Read
     assert (await readiness.ensure("a")).name == "a"
 
 
+async def test_who_still_waits_when_the_server_stops_is_told(link: MemoryLink, readiness: Readiness) -> None:
+    link.open.clear()
+    waiting = [asyncio.create_task(failing(readiness.ensure("a"))) for _ in range(3)]
+    await until(lambda: link.started)
+    readiness.stop()
+    for error in await asyncio.gather(*waiting):
+        assert isinstance(error, Unavailable)
+        assert error.reason == Reason(Code.NOT_READY, "the server is shutting down")
+
+
 async def test_bad_content_is_rejected_for_all(bench: Bench, link: MemoryLink, readiness: Readiness) -> None:
     link.answer = lambda spec: StageStatus("failed", NAN)
     errors = await asyncio.gather(*(readiness.ensure("a") for _ in range(5)), return_exceptions=True)
