@@ -231,7 +231,7 @@ EXAMPLES: dict[Code, Maker] = {
     Code.FETCH_FAILED: of(fails(OSError(28, "No space left on device"))),
     Code.NOT_FOUND: lambda folder: raised(lambda: Bench(folder).catalog.find("sqll")),
     Code.NAME_CONFLICT: of(
-        lambda: agreed([Named("model", Selection("sql")), Named("x-lora-adapter", Selection("poet"))])
+        lambda: agreed([Named("model-name", Selection("sql")), Named("header", Selection("poet"))])
     ),
     Code.ROUTING_INVALID: broken_aliases,
     Code.NOT_READY: of(not_staged),
