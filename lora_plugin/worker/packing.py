@@ -51,6 +51,7 @@ class PackingProcess:
         self._layout = layout
         self._child: _Child | None = None
         self._usable = True
+        self._came_up = False
         # Taken now: the thread that uses it, and starts another, is not on the engine's cores.
         self._engine_cores = cores()
         self._start()
@@ -111,13 +112,18 @@ class PackingProcess:
     def _ask(self, job: dict[str, Any]) -> Reply:
         ended = 0
         for _ in range(_ATTEMPTS):
-            child = self._ready()
+            child = self._running()
             if child is None:
                 return {}, None
             try:
+                child.greet(self._layout)
+                self._came_up = True
                 return child.ask(job)
             except OSError:
                 ended = child.end()
+            if not self._came_up:
+                # Nor would another.
+                self._give_up(f"exit code {ended}")
         raise LoraPluginError(
             Code.INTERNAL,
             "the process that packs adapters ended",
@@ -125,22 +131,14 @@ class PackingProcess:
             hint="is there enough memory? It is started anew for the next adapter",
         )
 
-    def _ready(self) -> _Child | None:
-        """A process that is up, or None where none can be had."""
+    def _running(self) -> _Child | None:
+        """A process that was started, or None where none can be had."""
         if self._usable and self._child is not None and self._child.is_gone:
             logger.warning("the process that packs adapters is gone, and started anew")
             # Of one that only was not waited for, too: it may pack for long, or be stopped.
             self._child.end()
             self._start()
-        if not self._usable or self._child is None:
-            return None
-        try:
-            self._child.greet(self._layout)
-        except OSError:
-            # It never came up, and another would not either.
-            self._give_up(f"exit code {self._child.end()}")
-            return None
-        return self._child
+        return self._child if self._usable else None
 
 
 class _Child:

@@ -167,6 +167,18 @@ def test_what_ends_it_each_time_is_refused(
     assert_same(process.load(adapters, "a", layout, None, LIMIT), load(adapters, "a", layout, None, LIMIT))
 
 
+def test_killed_while_it_is_started_anew(
+    process: PackingProcess, layout: ModelLayout, adapters: Path
+) -> None:
+    """Such as may be when memory is short: where one came up, others will."""
+    process.load(adapters, "b", layout, None, LIMIT)
+    child(process).kill()
+    process._running()
+    child(process).kill()
+    assert_same(process.load(adapters, "a", layout, None, LIMIT), load(adapters, "a", layout, None, LIMIT))
+    assert process._usable
+
+
 def test_killed_while_it_waits(process: PackingProcess, layout: ModelLayout, adapters: Path) -> None:
     """Nobody notices."""
     process.load(adapters, "b", layout, None, LIMIT)
