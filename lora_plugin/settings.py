@@ -36,9 +36,14 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 def _directory(path: Path) -> Path:
-    path = path.expanduser().absolute()
-    if path.exists() and not path.is_dir():
-        raise ValueError("a directory")
+    try:
+        path = path.expanduser().absolute()
+        if path.exists() and not path.is_dir():
+            raise ValueError("a directory")
+    except (OSError, RuntimeError) as error:
+        # A parent that is closed to this user, a name that is too long, another's home that is not there.
+        why = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"a directory that can be reached ({why})") from None
     return path
 
 

@@ -57,6 +57,15 @@ def test_the_plugin_says_so_and_loads_nothing() -> None:
     assert not set(done.stdout.split()) & {"pydantic", "torch", "vllm"}
 
 
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [("/tmp/" + 300 * "a", "File name too long"), ("~nobody-of-that-name/adapters", "home directory")],
+)
+def test_a_directory_that_cannot_be_looked_at_is_refused(directory: str, why: str) -> None:
+    error = refused({"LORA_PLUGIN_ADAPTER_DIR": directory})
+    assert why in str(error.reason.expected)
+
+
 def test_defaults_are_the_designs() -> None:
     settings = loaded()
     assert settings.adapter_dir == Path("/srv/adapters")
