@@ -51,8 +51,13 @@ def _convert(args: Namespace) -> None:
 
 
 def _folder(args: Namespace, given: str) -> Path:
-    folder = Path(given).expanduser().absolute()
-    if not folder.is_dir():
+    try:
+        folder = Path(given).expanduser().absolute()
+        there = folder.is_dir()
+    except (OSError, RuntimeError):
+        # A name that is too long, a parent that is closed, another's home that is not there.
+        there = False
+    if not there:
         wrong_usage(args, f"{given} is not a folder")
     return folder
 

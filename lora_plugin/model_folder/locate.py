@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ def locate(model: str) -> Path:
     Raises:
         ModelUnreadable: there is no such folder, and no such repository in the local cache.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
+    # Raised for a name that is too long, a parent that is closed, another's home that is not there.
+    with suppress(OSError, RuntimeError):
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

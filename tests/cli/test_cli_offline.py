@@ -105,6 +105,11 @@ def test_a_name_that_no_server_takes_is_a_warning(adapter: Path, model: Path) ->
         ("validate", "nowhere", "--model", "MODEL"),
         ("validate", "ADAPTER", "--model", "acme/not-in-the-cache"),
         ("validate", "ADAPTER", "--model", "ADAPTER"),
+        ("validate", "~nobody-of-that-name/sql", "--model", "MODEL"),
+        ("validate", "LONG", "--model", "MODEL"),
+        ("validate", "ADAPTER", "--model", "~nobody-of-that-name/model"),
+        ("validate", "ADAPTER", "--model", "LONG"),
+        ("convert", "LONG", "new"),
         ("validate", "ADAPTER", "--model", "MODEL", "--max-lora-rank", "0"),
         ("convert", "nowhere", "new"),
         ("convert", "ADAPTER", "MODEL"),
@@ -112,7 +117,7 @@ def test_a_name_that_no_server_takes_is_a_warning(adapter: Path, model: Path) ->
     ids=lambda arguments: " ".join(arguments),
 )
 def test_wrong_usage(arguments: tuple[str, ...], adapter: Path, model: Path) -> None:
-    words = {"ADAPTER": str(adapter), "MODEL": str(model)}
+    words = {"ADAPTER": str(adapter), "MODEL": str(model), "LONG": 300 * "a"}
     result = run(*(words.get(word, word) for word in arguments))
     assert (result.returncode, result.stdout) == (2, "")
     assert "error: " in result.stderr
