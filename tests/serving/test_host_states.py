@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from server import BASE, Completion, Server, get
 from tiny import logprobs, tokenizer
 
+# vLLM 0.30's CPU build ends at the first greedy draft, without the plugin too: it never calls its CPU kernel.
+DRAFTS = not version("vllm").startswith("0.30.")
+_NGRAMS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
 FLAGS = (
     *("--enforce-eager", "--max-loras", "2", "--max-lora-rank", "16"),
     *("--max-model-len", "512", "--max-num-batched-tokens", "64", "--max-num-seqs", "16"),
     # 640 tokens of KV cache: eight requests of 150 do not fit.
     *("--block-size", "32", "--num-gpu-blocks-override", "20"),
-    *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'),
+    *(("--speculative-config", _NGRAMS) if DRAFTS else ()),
 )
 ENV = {"VLLM_SERVER_DEV_MODE": "1", "LORA_PLUGIN_MAX_WAIT_SECONDS": "1"}
 NAMES = (BASE, "alpha", "beta", "gamma", "delta")
@@ -83,6 +87,7 @@ def test_prompts_in_chunks_beside_decoding(server: Server, prompt: list[int], ch
         asyncio.run(together())
 
 
+@pytest.mark.skipif(not DRAFTS, reason="vLLM 0.30's CPU build ends at a greedy draft")
 def test_drafts_are_judged_by_the_adapter(server: Server, check: Any) -> None:
     """A prompt that repeats itself gets drafts; what is accepted is the adapter's own choice."""
     before = counter(server, "vllm:spec_decode_num_draft_tokens_total")
@@ -122,7 +127,8 @@ def test_structured_output_of_an_adapter_with_drafts(
             extra_body={"structured_outputs": {"choice": choices}},
         )
         assert answer.choices[0].text == greedy_choice(model, sources.get(name), prompt, choices), name
-    assert counter(server, "vllm:spec_decode_num_draft_tokens_total") > before
+    drafted = counter(server, "vllm:spec_decode_num_draft_tokens_total") > before
+    assert drafted is DRAFTS
 
 
 def test_beams_of_an_adapter(
