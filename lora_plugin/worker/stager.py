@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -79,6 +80,9 @@ class Outcome:
         }
 
 
+_Jobs = queue.SimpleQueue[tuple[Job, LoadSpan, float] | None]
+
+
 class Stager:
     """The host cache of one worker and the thread that fills it.
 
@@ -109,8 +113,10 @@ class Stager:
         self._loader = loader
         self._outcomes: dict[int, Outcome] = {}
         self._spans: dict[int, LoadSpan] = {}
-        self._jobs: queue.SimpleQueue[tuple[Job, LoadSpan, float] | None] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        # Who lets go of the stager (an engine within a program that lives on) ends its thread.
+        weakref.finalize(self, self._jobs.put, None)
 
     def stage(self, job: Job) -> None:
         """Start to stage an adapter, unless that is done or under way; a refused one is tried again."""
@@ -163,40 +169,37 @@ class Stager:
     def _ensure_thread(self) -> None:
         # A thread that died (out of memory while handling out of memory) is replaced.
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="lora-stager", daemon=True)
+            work = (weakref.ref(self), self._jobs)
+            self._thread = threading.Thread(target=_work, args=work, name="lora-stager", daemon=True)
             self._thread.start()
 
-    def _run(self) -> None:
-        # Inherited from the worker's thread: the cores that steps are computed on.
-        step_aside(cores())
-        while (queued := self._jobs.get()) is not None:
-            job, span, since = queued
-            started = time.monotonic()
-            if not self._is_current(job):
-                continue
-            span.stage(Stage.QUEUE, started - since)
-            # What is left when not even a failure can be handled, and this thread dies of it.
-            outcome = Outcome(reason=Reason(Code.INTERNAL, "the stager ended", hint="try again"))
-            try:
-                outcome = self._load(job)
-            finally:
-                seconds = time.monotonic() - started
-                if self._is_current(job):
-                    self._outcomes[job.adapter_id] = replace(outcome, seconds=seconds)
-            self._times.add(Stage.QUEUE, started - since)
-            self._times.add(Stage.PACK, seconds)
-            span.stage(Stage.PACK, seconds)
-            span.end(outcome.reason, outcome.packed)
-            if outcome.reason is not None:
-                logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
-            elif outcome.packed is not None:
-                logger.info(
-                    "staged adapter '%s': rank %d, %.1f MB in %.0f ms",
-                    job.name,
-                    outcome.packed.rank,
-                    outcome.packed.nbytes / 1e6,
-                    seconds * 1e3,
-                )
+    def _do(self, job: Job, span: LoadSpan, since: float) -> None:
+        started = time.monotonic()
+        if not self._is_current(job):
+            return
+        span.stage(Stage.QUEUE, started - since)
+        # What is left when not even a failure can be handled, and this thread dies of it.
+        outcome = Outcome(reason=Reason(Code.INTERNAL, "the stager ended", hint="try again"))
+        try:
+            outcome = self._load(job)
+        finally:
+            seconds = time.monotonic() - started
+            if self._is_current(job):
+                self._outcomes[job.adapter_id] = replace(outcome, seconds=seconds)
+        self._times.add(Stage.QUEUE, started - since)
+        self._times.add(Stage.PACK, seconds)
+        span.stage(Stage.PACK, seconds)
+        span.end(outcome.reason, outcome.packed)
+        if outcome.reason is not None:
+            logger.warning("adapter '%s' was not staged: %s", job.name, outcome.reason)
+        elif outcome.packed is not None:
+            logger.info(
+                "staged adapter '%s': rank %d, %.1f MB in %.0f ms",
+                job.name,
+                outcome.packed.rank,
+                outcome.packed.nbytes / 1e6,
+                seconds * 1e3,
+            )
 
     def _is_current(self, job: Job) -> bool:
         """Whether the job is still wanted: not forgotten, nor forgotten and asked for anew."""
@@ -240,3 +243,12 @@ class Stager:
             trusted=not digest,
             **options,
         )
+
+
+def _work(owner: weakref.ref[Stager], jobs: _Jobs) -> None:
+    """What the thread does, until its stager is let go."""
+    # Inherited from the worker's thread: the cores that steps are computed on.
+    step_aside(cores())
+    while (queued := jobs.get()) is not None and (stager := owner()) is not None:
+        stager._do(*queued)
+        del queued, stager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.layout import ModelLayout
 from lora_plugin.worker import packing, packing_process
 from lora_plugin.worker.packing import PackingProcess
+from lora_plugin.worker.stager import Job, Outcome, Stager
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -407,3 +409,24 @@ def test_one_thread_after_another_may_use_it(
         thread.join()
     for packed, name in zip(found, ("a", "b"), strict=True):
         assert_same(packed, load(adapters, name, layout, None, LIMIT))
+
+
+def staging_thread(stager: Stager, job: Job) -> threading.Thread:
+    """The thread that staged it."""
+    stager.stage(job)
+    eventually(lambda: stager.outcome(job.adapter_id) != Outcome(job=job))
+    assert stager.packed(job.adapter_id).rank == 8
+    assert stager._thread is not None
+    return stager._thread
+
+
+def test_a_stager_that_is_let_go_takes_thread_and_process_along(layout: ModelLayout, adapters: Path) -> None:
+    process = PackingProcess(layout)
+    running = child(process)
+    stager = Stager(layout, LIMIT, None, loader=process.load)
+    thread = staging_thread(stager, Job(1, "a", str(adapters / "a"), ""))
+    del stager, process
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    eventually(lambda: not running.is_running() or running.status() == psutil.STATUS_ZOMBIE)
