@@ -131,10 +131,16 @@ def test_watch_without_a_server_is_no_answer() -> None:
     assert run("watch", "--admin", "http://127.0.0.1:9").returncode == 3
 
 
+def hear_interrupts() -> None:
+    """What a shell starts in the background ignores them, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_is_no_fault(url: str) -> None:
     command = subprocess.Popen(
         [*PROGRAM, "watch", "--format", "quiet", "--after", "0", "--admin", url],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        preexec_fn=hear_interrupts,
     )  # fmt: skip
     assert command.stdout is not None
     command.stdout.readline()
