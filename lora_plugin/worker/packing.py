@@ -1,7 +1,7 @@
 """A process of its own that reads, checks and packs: half of a load is Python, which would hold up the steps.
 
 Threads of one process take turns at Python: packed in a thread of the worker, an adapter of 20 MB took some
-50 ms from the running steps, and more where that thread had to wait for a core. The process also keeps
+40 ms from the running steps, and more where that thread had to wait for a core. The process also keeps
 whatever a file may provoke away from the engine.
 """
 
