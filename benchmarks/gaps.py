@@ -1,10 +1,10 @@
 """The longest gap between the tokens of running streams while many adapters are loaded and reloaded.
 
 Four streams run on one real server; short requests arrive beside them at a steady pace. In the quiet turns
-all of them ask for an adapter that a stream uses, too; once, 50 folders are dropped beside that. In the
+all of them ask for an adapter that a stream uses, too; then 50 folders are dropped beside that. In the
 loading turns each asks for another of these 50 adapters of 20 MB, first when they are new (read, packed,
-copied), then again, when three in five have left host memory and have to be read anew. The turns are compared
-within one run; of those that are repeated, medians.
+copied), then again, when they have left host memory and have to be read anew. Each round has a turn of each
+kind, and other adapters; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -83,23 +83,28 @@ async def counts(client: Client, server: BenchServer) -> dict[str, float]:
 
 
 async def measure(
-    client: Client, server: BenchServer, new: Sequence[Path], directory: Path, tokens: int, rounds: int
+    client: Client, server: BenchServer, work: Path, directory: Path, tokens: int, rounds: int
 ) -> dict[str, list[Turn]]:
     """By name, the turns of each kind."""
-    names = [folder.name for folder in new]
     warm = [MIXED[-1]] * ADAPTERS
     for name in MIXED:
         await client.complete(server, name, 4, 2)
-    quiet = [await turn(client, server, warm, tokens)]
-    dropped = await turn(client, server, warm, tokens, lambda i: new[i].rename(directory / names[i]))
-    for name in names:
-        await client.listed(server, name)
-    first = await turn(client, server, names, tokens)
-    again = []
-    for _ in range(rounds):
-        again.append(await turn(client, server, names, tokens))
-        quiet.append(await turn(client, server, warm, tokens))
-    return {"quiet": quiet, "dropped": [dropped], "new": [first], "again": again}
+    turns: dict[str, list[Turn]] = {"quiet": [], "dropped": [], "new": [], "again": []}
+    for number in range(rounds):
+        names = [f"n{number}-{i}" for i in range(ADAPTERS)]
+        for index, name in enumerate(names):
+            write_adapter(server.model, work / name, RANK, seed=10 + number * ADAPTERS + index)
+
+        def drop(index: int, names: Sequence[str] = names) -> None:
+            (work / names[index]).rename(directory / names[index])
+
+        turns["quiet"].append(await turn(client, server, warm, tokens))
+        turns["dropped"].append(await turn(client, server, warm, tokens, drop))
+        for name in names:
+            await client.listed(server, name)
+        turns["new"].append(await turn(client, server, names, tokens))
+        turns["again"].append(await turn(client, server, names, tokens))
+    return turns
 
 
 async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, list[Turn]]:
@@ -114,14 +119,13 @@ async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, li
         "LORA_PLUGIN_PREFETCH": "0",
     }
     server = BenchServer("plugin", model, work / "plugin.log", ("--max-loras", "4"), env)
-    new = [write_adapter(model, work / f"n{i}", RANK, seed=10 + i) for i in range(ADAPTERS)]
     try:
         server.start()
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
         ) as session:
             client = Client(session, vocabulary_of(model))
-            return await measure(client, server, new, directory, tokens, rounds)
+            return await measure(client, server, work, directory, tokens, rounds)
     finally:
         server.stop()
 
@@ -140,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=800)
-    parser.add_argument("--rounds", type=int, default=3, help="loading turns and quiet ones after the first")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:

@@ -67,27 +67,22 @@ class Arena:
         """
         if adapter_id in self._residents:
             raise LoraPluginError(Code.ID_CLASH, f"adapter {adapter_id} is in the arena already")
-        stop, end = first_row + packed.rank, first_row + packed.rows
-        targeted = {packed_layer.layer: packed_layer for packed_layer in packed.layers}
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
+        dirty = self._dirty[:, first_row : first_row + packed.rows]
+        written = np.zeros_like(dirty)
         for packed_layer in packed.layers:
             weights = self.weights[packed_layer.layer]
-            rows = slice(first_row, first_row + packed_layer.rank)
-            targets += [weights.a[rows], *(b[rows] for b in weights.b)]
+            targets += _rows(weights, first_row, packed_layer.rank)
             sources += [packed_layer.a, *packed_layer.b]
+            written[packed_layer.layer, : packed_layer.rank] = True
             if packed_layer.outputs:
-                targets += [b[stop:end] for b in weights.b]
+                targets += _rows(weights, first_row + packed.rank, packed.rows - packed.rank)[1:]
                 sources += packed_layer.outputs
+                written[packed_layer.layer, packed.rank :] = True
         torch._foreach_copy_(targets, sources, non_blocking=True)
-        for layer, weights in enumerate(self.weights):
-            written = targeted.get(layer)
-            self._clear(layer, weights, first_row + (written.rank if written else 0), stop)
-            if not (written and written.outputs):
-                self._clear(layer, weights, stop, end)
-        for layer, written in targeted.items():
-            self._dirty[layer, first_row : first_row + written.rank] = True
-            self._dirty[layer, stop:end] = bool(written.outputs)
+        self._clear(dirty & ~written, first_row)
+        dirty[:] = written
         entry = self._free_entries.pop()
         self.first_rows[entry], self.ranks[entry] = first_row, packed.rank
         self.affine[entry] = packed.affine
@@ -143,12 +138,21 @@ class Arena:
         """Bytes of all tensors."""
         return sum(w.a.nbytes + sum(b.nbytes for b in w.b) for w in self.weights)
 
-    def _clear(self, layer: int, weights: LayerWeights, start: int, stop: int) -> None:
-        if self._dirty[layer, start:stop].any():
-            weights.a[start:stop].zero_()
-            for b in weights.b:
-                b[start:stop].zero_()
-            self._dirty[layer, start:stop] = False
+    def _clear(self, stale: npt.NDArray[np.bool_], first_row: int) -> None:
+        """[layers, rows]: what others left in rows of an adapter that it does not write itself."""
+        targets: list[torch.Tensor] = []
+        for layer in np.flatnonzero(stale.any(axis=1)).tolist():
+            # Written are the first rows, and perhaps the last: none between two that are stale.
+            rows = np.flatnonzero(stale[layer]).tolist()
+            targets += _rows(self.weights[layer], first_row + rows[0], rows[-1] - rows[0] + 1)
+        if targets:
+            torch._foreach_zero_(targets)
+
+
+def _rows(weights: LayerWeights, first: int, number: int) -> list[torch.Tensor]:
+    """These rows of A and of every slice's B."""
+    rows = slice(first, first + number)
+    return [weights.a[rows], *(b[rows] for b in weights.b)]
 
 
 def _allocate(layer: Layer, rows: int, device: torch.device, dtype: torch.dtype) -> LayerWeights:
