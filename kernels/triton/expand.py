@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lora_plugin.kernels.triton.shrink import is_affine, point_at_rows, read_tile
+from lora_plugin.kernels.triton.shrink import add_product, is_affine, point_at_rows, read_tile
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def expand(
     shrunk = planes + piece.to(tl.int64) * plane_size + position.to(tl.int64) * pitch
     columns = (first_column + n)[None, :]
     mask = in_tile & in_slice
-    if ROWS == 16:  # early, beside the loads of the loop: a large tile has no registers for it
+    if ROWS <= 16:  # early, beside the loads of the loop: a large tile has no registers for it
         out = point_at_rows(y, y_stride, rows + position, height, ROWS) + columns
         base = tl.load(out, mask=mask, other=0.0)
     total = tl.full((ROWS, COLS), 0.0, tl.float32)
@@ -84,7 +84,7 @@ def expand(
             s += tl.load(cells + part * SLICES * plane_size, mask=written, other=0.0)
         b_mask = (ranks < rank)[:, None] & in_slice
         b_part = tl.load(b_tile + ranks[:, None] * width + n[None, :], mask=b_mask, other=0.0)
-        total = tl.dot(s.to(b_part.dtype), b_part, total, input_precision="ieee")
+        total = add_product(total, s.to(b_part.dtype), b_part)
     if ROWS > 16:
         out = point_at_rows(y, y_stride, rows + position, height, ROWS) + columns
         base = tl.load(out, mask=mask, other=0.0)

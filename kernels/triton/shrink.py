@@ -39,6 +39,16 @@ def point_at_rows(
 
 
 @triton.jit
+def add_product(total: tl.tensor, left: tl.tensor, right: tl.tensor) -> tl.tensor:
+    """total + left . right; of a single row without the matrix unit, which takes no fewer than 16."""
+    if left.shape[0] == 1:
+        total += tl.sum(left.to(tl.float32) * tl.trans(right).to(tl.float32), axis=1)[None, :]
+    else:
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def shrink(
     x: tl.tensor,
     a: tl.tensor,
@@ -80,7 +90,8 @@ def shrink(
     begin = part * steps // SPLIT * DEPTH
     end = tl.minimum((part + 1) * steps // SPLIT * DEPTH, in_features)
     chunks = (rank + RANKS - 1) // RANKS
-    for chunk in tl.range(0, chunks, flatten=True):
+    # Flattened, the loop carries pointers: AMD's compiler forgets their alignment, if no matrix unit needs it.
+    for chunk in tl.range(0, chunks, flatten=ROWS > 1):
         ranks = chunk * RANKS + r
         total = tl.full((ROWS, RANKS), 0.0, tl.float32)
         for k in tl.range(begin, end, DEPTH):
@@ -91,7 +102,7 @@ def shrink(
                 a_mask = (ranks < rank)[None, :] & (k + d < in_features)[:, None]
             x_part = tl.load(x_tile + (k + d)[None, :], mask=x_mask, other=0.0)
             a_part = tl.load(a_tile + ranks[None, :] * a_stride + (k + d)[:, None], mask=a_mask, other=0.0)
-            total = tl.dot(x_part, a_part, total, input_precision="ieee")
+            total = add_product(total, x_part, a_part)
         written = (ranks < (rank + 15) // 16 * 16)[None, :]
         tl.store(out + m[:, None] * pitch + ranks[None, :], total, mask=in_tile & written)
 

@@ -10,10 +10,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-HEIGHTS = (16, 64)
-"""Batch rows of a small and of a large tile."""
-DECODE_ROWS = 256
-"""Up to this many rows of y, launches may use small tiles."""
+MOST_ROWS = {1: 4, 16: 256, 64: (1 << 31) - 1}
+"""Batch rows of a tile (a single row, a small and a large tile), and up to how many rows of y it may be used."""
+HEIGHTS = tuple(MOST_ROWS)
 
 
 class TileShape(NamedTuple):
@@ -48,14 +47,14 @@ Table = tuple[tuple[int, Choice], ...]
 """(most rows of y, choice), ascending; the last choice holds beyond."""
 
 
-CUTS = ((8, 16, 8), (64, 16, 4), (DECODE_ROWS, 16, 2), (1024, 64, 4), (4096, 64, 2))
+CUTS = ((MOST_ROWS[1], 1, 8), (8, 16, 8), (64, 16, 4), (MOST_ROWS[16], 16, 2), (1024, 64, 4), (4096, 64, 2))
 """(most rows of y, height, split): `in` is split while there are too few programs to fill a device."""
 
 
 def _table(shrink: TileShape, expand: TileShape, large_shrink: TileShape, large_expand: TileShape) -> Table:
-    """The same cuts with an architecture's shapes for small and large tiles."""
-    shapes = {16: (shrink, expand), 64: (large_shrink, large_expand)}
-    cuts = (*CUTS, (1 << 31, 64, 1))
+    """The same cuts with an architecture's shapes for small and large tiles; a single row takes the small ones'."""
+    shapes = {1: (shrink, expand), 16: (shrink, expand), 64: (large_shrink, large_expand)}
+    cuts = (*CUTS, (MOST_ROWS[64], 64, 1))
     return tuple((rows, Choice(height, split, *shapes[height])) for rows, height, split in cuts)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lora_plugin.kernels.runs import RECORD, Sorted, cut
 from lora_plugin.kernels.triton.scratch import Scratch
-from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
+from lora_plugin.kernels.triton.tables import HEIGHTS, MOST_ROWS
 
 _NONE = np.empty((0, RECORD), dtype=np.int32)
 
@@ -30,8 +30,7 @@ class DeviceTiles:
     def __init__(self, max_tokens: int, max_adapters: int, max_rank: int, device: torch.device) -> None:
         self.max_tokens, self.max_adapters = max_tokens, max_adapters
         self.scratch = Scratch(max_rank, max_tokens, device)
-        most = {16: min(max_tokens, DECODE_ROWS), 64: max_tokens}
-        self._capacity = {height: self.bound(most[height], height) for height in HEIGHTS}
+        self._capacity = {h: self.bound(min(max_tokens, most), h) for h, most in MOST_ROWS.items()}
         starts = np.cumsum([RECORD * len(HEIGHTS), *(RECORD * n for n in self._capacity.values())]).tolist()
         self._record_at = dict(zip(HEIGHTS, starts, strict=False))
         self._rows_at = starts[-1]
@@ -84,8 +83,7 @@ class DeviceTiles:
         shift = step.shift.astype(np.int32).repeat(step.counts)
         np.add(shift, self._positions[: step.rows], out=packed[self._rows_at :])
         for index, height in enumerate(HEIGHTS):
-            fits = height == HEIGHTS[-1] or step.rows <= DECODE_ROWS
-            records = cut(step, height) if fits else _NONE
+            records = cut(step, height) if step.rows <= MOST_ROWS[height] else _NONE
             packed[RECORD * index] = len(records)
             at = self._record_at[height]
             packed[at : at + records.size] = records.reshape(-1)

@@ -50,7 +50,7 @@ def _update(subject: Subject, adapters: list[int], counts: list[int]) -> None:
     subject[0].update(np.array(adapters), np.array(counts), FIRST_ROWS, RANKS)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 63, 130, 700, 2000, 8192])
+@pytest.mark.parametrize("rows", [1, 4, 7, 63, 130, 700, 2000, 8192])
 def test_the_op_is_right_for_every_cut(subject: Subject, rows: int) -> None:
     adapters, share = [2, -1, 1, 0, 3], rows // 5
     _update(subject, adapters, [rows - 4 * share, *[share] * 4])

@@ -27,6 +27,7 @@ EMPTY = Step((), ())
     [
         pytest.param(torch.bfloat16, (8,), 64, (48,), Step((0,), (1,)), id="one row"),
         pytest.param(torch.float32, (1, 4, 24), 300, (70, 30), Step((2, -1, 0), (1, 1, 1)), id="3 rows"),
+        pytest.param(torch.float16, MIXED, 4200, (33, 8), Step((1, 5, -1, 3), (1,) * 4), id="4 rows"),
         pytest.param(
             torch.bfloat16,
             MIXED,
@@ -51,10 +52,10 @@ def test_linear(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("rows", [20, 300])
+@pytest.mark.parametrize("rows", [4, 20, 300])
 def test_a_gain_and_a_shift(rows: int, dtype: torch.dtype) -> None:
     """Of two adapters; a plain one and base rows between stay what they are without."""
-    step = Step((1, -1, 2, 0), (rows // 2, 3, rows // 4, rows - rows // 2 - rows // 4 - 3))
+    step = _quarters(rows)
     Subject((8, 4, 24), 136, (70, 32), dtype, affine=(0, 1)).check(step)
     Subject((4, 24, 40), 101, (72,), dtype, kind="embedding", affine=(1, 2)).check(step)
 
@@ -69,22 +70,37 @@ def test_the_largest_step_is_not_split() -> None:
     subject.check(Step((-1, 0, -1, 0), (900, 70, 3130, 30)))
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 20), (torch.float32, 300)])
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float16, 4), (torch.bfloat16, 20), (torch.float32, 300)], ids=str
+)
 def test_embedding(dtype: torch.dtype, rows: int) -> None:
-    step = Step((1, -1, 2, 0), (rows // 2, 3, rows // 4, rows - rows // 2 - rows // 4 - 3))
-    Subject((4, 24, 64), 501, (72,), dtype, kind="embedding").check(step)
+    Subject((4, 24, 64), 501, (72,), dtype, kind="embedding").check(_quarters(rows))
+
+
+def _quarters(rows: int) -> Step:
+    """Two of one adapter, one of another; the last of base rows and a third."""
+    return Step((1, -1, 2, 0), (rows // 2, 1, rows // 4, rows - rows // 2 - rows // 4 - 1))
 
 
 def test_padding_rows_belong_to_nobody() -> None:
-    Subject((8, 24), 64, (48,), torch.bfloat16).check(Step((0, 1), (3, 2)), rows=24)
+    subject = Subject((8, 24), 64, (48,), torch.bfloat16)
+    subject.check(Step((0, 1), (3, 2)), rows=24)
+    subject.check(Step((1, 0), (2, 1)), rows=4)
 
 
-def test_a_captured_launch_serves_any_step() -> None:
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [
+        (40, (Step((0, -1, 1), (10, 5, 20)), Step((2, 0, 1, 2), (1, 2, 3, 4)), Step((-1,), (7,)))),
+        (4, (Step((0, 1), (3, 1)), Step((2, -1, 0), (1, 1, 1)), Step((-1,), (4,)))),
+    ],
+    ids=["tiles", "single rows"],
+)
+def test_a_captured_launch_serves_any_step(rows: int, steps: tuple[Step, ...]) -> None:
     """A replay repeats the launches exactly; only the buffer has changed."""
     subject = Subject((8, 24, 64), 64, (48, 32), torch.bfloat16)
-    y, x = subject.inputs(40)
+    y, x = subject.inputs(rows)
     address = subject.tiles.buffer.data_ptr()
-    steps = [Step((0, -1, 1), (10, 5, 20)), Step((2, 0, 1, 2), (1, 2, 3, 4)), Step((-1,), (7,))]
     launches = []
     for step in steps:
         base = y.clone(memory_format=torch.preserve_format)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_plugin.kernels.runs import RECORD, sort_by_adapter
-from lora_plugin.kernels.triton.tables import DECODE_ROWS, HEIGHTS
+from lora_plugin.kernels.triton.tables import MOST_ROWS
 from lora_plugin.kernels.triton.tiles import DeviceTiles
 
 CPU = torch.device("cpu")
@@ -49,8 +49,8 @@ def test_tiles_hold_each_adapter_s_rows_once(steps: list[list[tuple[int, int]]])
         tiles.update(sort_by_adapter(adapters, counts, FIRST_ROWS, RANKS, AFFINE))
         entries = np.repeat(adapters, counts)
         live = int(np.isin(entries, [0, 1, 2]).sum())
-        for height in HEIGHTS:
-            if height == HEIGHTS[-1] or live <= DECODE_ROWS:
+        for height, most in MOST_ROWS.items():
+            if live <= most:
                 found = unpack(tiles, height)
                 assert found == naive(entries, height)
                 assert len(found) <= tiles.bound(len(entries), height)
