@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -94,6 +95,8 @@ async def measure(
         names = [f"n{number}-{i}" for i in range(ADAPTERS)]
         for index, name in enumerate(names):
             write_adapter(server.model, work / name, RANK, seed=10 + number * ADAPTERS + index)
+        # Else the system writes a gigabyte beside one of the turns.
+        os.sync()
 
         def drop(index: int, names: Sequence[str] = names) -> None:
             (work / names[index]).rename(directory / names[index])

@@ -90,7 +90,7 @@ def shrink(
     begin = part * steps // SPLIT * DEPTH
     end = tl.minimum((part + 1) * steps // SPLIT * DEPTH, in_features)
     chunks = (rank + RANKS - 1) // RANKS
-    # Flattened, the loop carries pointers: AMD's compiler forgets their alignment, if no matrix unit needs it.
+    # Flattened, the loop carries pointers, whose alignment AMD's compiler forgets where there is no dot.
     for chunk in tl.range(0, chunks, flatten=ROWS > 1):
         ranks = chunk * RANKS + r
         total = tl.full((ROWS, RANKS), 0.0, tl.float32)

@@ -11,7 +11,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = {1: 4, 16: 256, 64: (1 << 31) - 1}
-"""Batch rows of a tile (a single row, a small and a large tile), and up to how many rows of y it may be used."""
+"""Batch rows of a tile (single rows, small tiles, large ones); up to how many rows of y it may be used."""
 HEIGHTS = tuple(MOST_ROWS)
 
 
@@ -52,7 +52,7 @@ CUTS = ((MOST_ROWS[1], 1, 8), (8, 16, 8), (64, 16, 4), (MOST_ROWS[16], 16, 2), (
 
 
 def _table(shrink: TileShape, expand: TileShape, large_shrink: TileShape, large_expand: TileShape) -> Table:
-    """The same cuts with an architecture's shapes for small and large tiles; a single row takes the small ones'."""
+    """The same cuts with an architecture's shapes for small tiles (and single rows) and for large ones."""
     shapes = {1: (shrink, expand), 16: (shrink, expand), 64: (large_shrink, large_expand)}
     cuts = (*CUTS, (MOST_ROWS[64], 64, 1))
     return tuple((rows, Choice(height, split, *shapes[height])) for rows, height, split in cuts)

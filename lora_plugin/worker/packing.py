@@ -25,6 +25,7 @@ from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import SERVED, PackedAdapter, views
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
+from lora_plugin.worker import shared_memory
 from lora_plugin.worker.aside import cores
 
 logger = logging.getLogger("lora_plugin")
@@ -201,9 +202,7 @@ def _mapped(descriptor: int, nbytes: int, layout: ModelLayout, *, pin: bool) -> 
     """The slab in the memory of a descriptor, which is closed."""
     dtype = SERVED[layout.dtype]
     try:
-        # Not with `mmap`, which keeps a descriptor of its own for as long as the adapter lives.
-        path = f"/proc/self/fd/{descriptor}"
-        slab = torch.from_file(path, shared=True, size=nbytes // dtype.itemsize, dtype=dtype)
+        slab = shared_memory.over(descriptor, nbytes // dtype.itemsize, dtype)
     finally:
         os.close(descriptor)
     if pin:

@@ -8,7 +8,6 @@ with the socket's other end, without a word.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -25,10 +24,9 @@ from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import LoraPluginError, unexpected
 from lora_plugin.layout import ModelLayout
+from lora_plugin.worker import shared_memory
 from lora_plugin.worker.aside import step_aside
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_CLOSE_ON_EXEC = 1
 _FIRST_TO_GO = "1000"
 
 
@@ -40,14 +38,14 @@ def serve(connection: socket.socket) -> None:
             return
         layout = ModelLayout.from_dict(json.loads(first))
         # Where no such memory can be had, it shows before the first job.
-        os.close(_memory())
+        os.close(shared_memory.create())
         connection.sendall(b"{}\n")
         for line in lines:
             _answer(connection, json.loads(line), layout)
 
 
 def _answer(connection: socket.socket, job: dict[str, Any], layout: ModelLayout) -> None:
-    memory = _memory()
+    memory = shared_memory.create()
     try:
         # Packed into what is handed over: memory has it once.
         packed = load(Path(job.pop("root")), layout=layout, zeros=partial(_zeros, memory), **job)
@@ -74,20 +72,9 @@ def _send_packed(connection: socket.socket, packed: PackedAdapter, memory: int) 
     _send(connection, reply, memory)
 
 
-def _memory() -> int:
-    """A descriptor of memory without a path. Raises OSError where the system refuses it."""
-    # Pythons that were built for an old libc, as uv's were, have no os.memfd_create.
-    descriptor: int = _libc.memfd_create(b"lora-adapter", _CLOSE_ON_EXEC)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return descriptor
-
-
 def _zeros(memory: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    if not size:
-        return torch.zeros(0, dtype=dtype)
-    return torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=dtype)
+    os.ftruncate(memory, size * dtype.itemsize)
+    return shared_memory.over(memory, size, dtype)
 
 
 def _send(connection: socket.socket, reply: dict[str, Any], *descriptors: int) -> None:

@@ -80,7 +80,8 @@ class Outcome:
         }
 
 
-_Jobs = queue.SimpleQueue[tuple[Job, LoadSpan, float] | None]
+_Jobs = queue.SimpleQueue[tuple[Job, LoadSpan, float] | Outcome | None]
+"""What the thread does next: jobs, with where and since when; copies to let go of; None to end."""
 
 
 class Stager:
@@ -151,8 +152,11 @@ class Stager:
 
     def forget(self, adapter_id: int) -> None:
         """Drop an adapter's host copy."""
-        self._outcomes.pop(adapter_id, None)
+        outcome = self._outcomes.pop(adapter_id, None)
         self._spans.pop(adapter_id, None)
+        if outcome is not None and outcome.packed is not None:
+            # To give memory back takes as long as to copy it; before the next job, which may need it.
+            self._jobs.put(outcome)
 
     def relative(self) -> set[int]:
         """The adapters that were made of the base model's weights, or may be: those under way."""
@@ -250,5 +254,6 @@ def _work(owner: weakref.ref[Stager], jobs: _Jobs) -> None:
     # Inherited from the worker's thread: the cores that steps are computed on.
     step_aside(cores())
     while (queued := jobs.get()) is not None and (stager := owner()) is not None:
-        stager._do(*queued)
+        if isinstance(queued, tuple):
+            stager._do(*queued)
         del queued, stager

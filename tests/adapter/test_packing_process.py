@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,7 @@ from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.errors import Code, LoraPluginError
 from lora_plugin.layout import ModelLayout
-from lora_plugin.worker import packing, packing_process
+from lora_plugin.worker import packing, packing_process, shared_memory
 from lora_plugin.worker.packing import PackingProcess
 from lora_plugin.worker.stager import Job, Outcome, Stager
 
@@ -259,7 +260,7 @@ def test_a_system_without_memory_to_share_shows_before_the_first_job(
     def refused() -> int:
         raise PermissionError
 
-    monkeypatch.setattr(packing_process, "_memory", refused)
+    monkeypatch.setattr(shared_memory, "create", refused)
     ours, theirs = socket.socketpair()
     with ours:
         ours.sendall(json.dumps(layout.to_dict()).encode() + b"\n")
@@ -273,9 +274,14 @@ def test_memory_that_is_refused_says_why() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            packing_process._memory()
+            shared_memory.create()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_memory_that_cannot_be_mapped_says_why() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        shared_memory.over(-1, 8, torch.bfloat16)
 
 
 def test_it_goes_before_the_engine_when_memory_runs_out(
@@ -430,3 +436,16 @@ def test_a_stager_that_is_let_go_takes_thread_and_process_along(layout: ModelLay
     thread.join(10)
     assert not thread.is_alive()
     eventually(lambda: not running.is_running() or running.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_what_is_forgotten_is_given_back_by_the_thread(
+    process: PackingProcess, layout: ModelLayout, adapters: Path
+) -> None:
+    """A step would wait for it."""
+    stager = Stager(layout, LIMIT, None, loader=process.load)
+    thread = staging_thread(stager, Job(1, "a", str(adapters / "a"), ""))
+    gave_back: list[threading.Thread] = []
+    weakref.finalize(stager.packed(1).slab, lambda: gave_back.append(threading.current_thread()))
+    stager.forget(1)
+    eventually(lambda: gave_back == [thread])
+    stager.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ WIDE = re.compile(r"cp\.async\.cg\.shared\.global .*, 0x10,|ld\.global\.v4\.b32|
 
 def _few() -> Iterator[tuple[str, int]]:
     """The tables' corners: single rows, most planes with small tiles, and with large ones."""
-    yield from (("sm_80", 4), ("sm_90", 0), ("sm_90", 1), ("sm_90", 4), ("gfx942", 0), ("gfx942", 1), ("gfx942", 4))
+    yield ("sm_80", 4)
+    yield from product(("sm_90", "gfx942"), (0, 1, 4))
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
