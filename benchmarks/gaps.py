@@ -1,23 +1,29 @@
 """The longest gap between the tokens of running streams while many adapters are loaded and reloaded.
 
-Four streams run on one real server; short requests arrive beside them at a steady pace. In the quiet turns
-all of them ask for an adapter that a stream uses, too; then 50 folders are dropped beside that. In the
-loading turns each asks for another of these 50 adapters of 20 MB, first when they are new (read, packed,
-copied), then again, when they have left host memory and have to be read anew. Each round has a turn of each
-kind, and other adapters; medians over the rounds.
+Four streams run on one real server; short requests arrive beside them at a steady pace. In each turn every
+second one, in a random order, is quiet: it asks for an adapter that is on the device. The others differ by
+turn: a folder of 20 MB is dropped before; or they ask for one of 50 such adapters that is new (to be read,
+packed, copied), or for one again that has left host memory. A gap counts for the arrivals in whose time it
+lies, so that whatever else the machine does spoils both alike. Medians over the rounds, each with other
+adapters.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import itertools
 import json
 import os
+import random
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,47 +39,64 @@ HOST_MEMORY = "450MiB"
 """Room for the streams' adapters and some 20 others."""
 PACE = 0.4
 """Seconds between two arrivals."""
+WARM = "warm"
+QUIET = "quiet"
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A short request, and what is done before it."""
+
+    kind: str
+    name: str
+    before: Callable[[], object] = lambda: None
+
+
+Gap = tuple[float, float]
+"""When it began and ended, in seconds."""
 Turn = dict[str, float]
 
 
-async def turn(
-    client: Client,
-    server: BenchServer,
-    names: Sequence[str],
-    tokens: int,
-    beside: Callable[[int], object] = lambda _: None,
-) -> Turn:
-    """Streams of `tokens` tokens begin anew until every name was asked for; gaps in milliseconds.
-
-    Before the request with each index `beside` is called with it.
-    """
+async def turn(client: Client, server: BenchServer, arrivals: Sequence[Arrival], tokens: int) -> Turn:
+    """Streams of `tokens` tokens begin anew until all have arrived; gaps in milliseconds, loads by count."""
     over = asyncio.Event()
 
-    async def stream(model: str) -> list[float]:
-        gaps: list[float] = []
+    async def stream(model: str) -> list[Gap]:
+        gaps: list[Gap] = []
         while not over.is_set():
-            gaps += await client.gaps(server, model, tokens)
+            gaps += itertools.pairwise(await client.token_times(server, model, tokens))
         return gaps
 
     before = await counts(client, server)
     streams = asyncio.gather(*map(stream, MIXED))
-    arrivals = []
-    for index, name in enumerate(names):
+    times, requests = [], []
+    for arrival in arrivals:
         await asyncio.sleep(PACE)
-        beside(index)
-        arrivals.append(asyncio.create_task(client.complete(server, name, 4, 2)))
-    await asyncio.gather(*arrivals)
+        arrival.before()
+        times.append(time.perf_counter())
+        requests.append(asyncio.create_task(client.complete(server, arrival.name, 4, 2)))
+    await asyncio.gather(*requests)
     over.set()
-    gaps = sorted(itertools.chain.from_iterable(await streams))
+    gaps = list(itertools.chain.from_iterable(await streams))
     after = await counts(client, server)
-    return {
-        "longest ms": gaps[-1] * 1e3,
-        "99% ms": gaps[len(gaps) * 99 // 100] * 1e3,
-        "median ms": gaps[len(gaps) // 2] * 1e3,
-        **{name: after[name] - before[name] for name in after},
-    }
+    result = {}
+    for quiet in (False, True):
+        lengths = sorted(
+            stop - start
+            for start, stop in gaps
+            if quiet in {arrivals[i].kind == QUIET for i in _windows(times, start, stop)}
+        )
+        suffix = ", quiet" if quiet else ""
+        result[f"longest ms{suffix}"] = lengths[-1] * 1e3
+        result[f"99% ms{suffix}"] = lengths[len(lengths) * 99 // 100] * 1e3
+        result[f"median ms{suffix}"] = lengths[len(lengths) // 2] * 1e3
+    return result | {name: after[name] - before[name] for name in after}
+
+
+def _windows(times: Sequence[float], start: float, stop: float) -> list[int]:
+    """The arrivals in whose time, until PACE after it, a gap began or ended."""
+    found = {bisect.bisect(times, moment) - 1 for moment in (start, stop)}
+    return [i for i in found if i >= 0 and stop - times[i] < 2 * PACE]
 
 
 async def counts(client: Client, server: BenchServer) -> dict[str, float]:
@@ -87,26 +110,27 @@ async def measure(
     client: Client, server: BenchServer, work: Path, directory: Path, tokens: int, rounds: int
 ) -> dict[str, list[Turn]]:
     """By name, the turns of each kind."""
-    warm = [MIXED[-1]] * ADAPTERS
-    for name in MIXED:
+    for name in (*MIXED, WARM):
         await client.complete(server, name, 4, 2)
-    turns: dict[str, list[Turn]] = {"quiet": [], "dropped": [], "new": [], "again": []}
+    turns: dict[str, list[Turn]] = {"dropped": [], "new": [], "again": []}
+    shuffle = random.Random(0).shuffle
     for number in range(rounds):
         names = [f"n{number}-{i}" for i in range(ADAPTERS)]
         for index, name in enumerate(names):
             write_adapter(server.model, work / name, RANK, seed=10 + number * ADAPTERS + index)
         # Else the system writes a gigabyte beside one of the turns.
         os.sync()
-
-        def drop(index: int, names: Sequence[str] = names) -> None:
-            (work / names[index]).rename(directory / names[index])
-
-        turns["quiet"].append(await turn(client, server, warm, tokens))
-        turns["dropped"].append(await turn(client, server, warm, tokens, drop))
-        for name in names:
-            await client.listed(server, name)
-        turns["new"].append(await turn(client, server, names, tokens))
-        turns["again"].append(await turn(client, server, names, tokens))
+        for kind, done in turns.items():
+            arrivals = []
+            for name in names:
+                drop = partial((work / name).rename, directory / name)
+                busy = Arrival(kind, WARM, drop) if kind == "dropped" else Arrival(kind, name)
+                pair = [busy, Arrival(QUIET, WARM)]
+                shuffle(pair)
+                arrivals += pair
+            done.append(await turn(client, server, arrivals, tokens))
+            for name in names:
+                await client.listed(server, name)
     return turns
 
 
@@ -115,6 +139,7 @@ async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, li
     directory.mkdir()
     for seed, name in enumerate(MIXED[1:]):
         write_adapter(model, directory / name, RANKS[name], seed=seed)
+    write_adapter(model, directory / WARM, RANK, seed=9)
     env = {
         "LORA_PLUGIN_ADAPTER_DIR": str(directory),
         "LORA_PLUGIN_ADMIN_PORT": "0",
@@ -135,7 +160,7 @@ async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, li
 
 def table(turns: dict[str, list[Turn]]) -> str:
     """Medians over the turns of each kind, as Markdown."""
-    columns = list(turns["quiet"][0])
+    columns = list(turns["new"][0])
     lines = ["| turn | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     for name, kind in turns.items():
         medians = [f"{statistics.median(each[column] for each in kind):.0f}" for column in columns]

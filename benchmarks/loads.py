@@ -31,8 +31,8 @@ class Client:
                 raise SystemExit(f"{server.name}: {answer.status} {await answer.text()}")
             await answer.read()
 
-    async def gaps(self, server: BenchServer, model: str, tokens: int) -> list[float]:
-        """Seconds between the tokens of one stream."""
+    async def token_times(self, server: BenchServer, model: str, tokens: int) -> list[float]:
+        """When each token of one stream arrived, in seconds; without the first four."""
         body = {
             "model": model,
             "prompt": [100] * 16,
@@ -42,7 +42,7 @@ class Client:
         }
         async with self._session.post(f"{server.url}/v1/completions", json=body) as answer:
             times = [time.perf_counter() async for line in answer.content if line.startswith(b"data: {")]
-        return [b - a for a, b in itertools.pairwise(times[4:])]
+        return times[4:]
 
     async def counter(self, server: BenchServer, name: str, **labels: str) -> float:
         """A sample of /metrics; 0 where it is not exported yet."""
