@@ -3,9 +3,8 @@
 Four streams run on one real server; short requests arrive beside them at a steady pace. In each turn every
 second one, in a random order, is quiet: it asks for an adapter that is on the device. The others differ by
 turn: a folder of 20 MB is dropped before; or they ask for one of 50 such adapters that is new (to be read,
-packed, copied), or for one again that has left host memory. A gap counts for the arrivals in whose time it
-lies, so that whatever else the machine does spoils both alike. Medians over the rounds, each with other
-adapters.
+packed, copied), or for one again that has left host memory. A gap counts for what arrived last before its end,
+so that whatever else the machine does spoils both alike. Medians over the rounds, each with other adapters.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ async def turn(client: Client, server: BenchServer, arrivals: Sequence[Arrival],
         lengths = sorted(
             stop - start
             for start, stop in gaps
-            if quiet in {arrivals[i].kind == QUIET for i in _windows(times, start, stop)}
+            if quiet in {arrivals[i].kind == QUIET for i in _arrived(times, start, stop)}
         )
         suffix = ", quiet" if quiet else ""
         result[f"longest ms{suffix}"] = lengths[-1] * 1e3
@@ -93,10 +92,11 @@ async def turn(client: Client, server: BenchServer, arrivals: Sequence[Arrival],
     return result | {name: after[name] - before[name] for name in after}
 
 
-def _windows(times: Sequence[float], start: float, stop: float) -> list[int]:
-    """The arrivals in whose time, until PACE after it, a gap began or ended."""
-    found = {bisect.bisect(times, moment) - 1 for moment in (start, stop)}
-    return [i for i in found if i >= 0 and stop - times[i] < 2 * PACE]
+def _arrived(times: Sequence[float], start: float, stop: float) -> list[int]:
+    """What arrived last before the gap's end; where the gap is a long one, also what had before it began."""
+    last = bisect.bisect(times, stop) - 1
+    first = bisect.bisect(times, start) - 1 if stop - start > PACE / 2 else last
+    return [i for i in range(max(first, 0), last + 1) if start - times[i] < PACE]
 
 
 async def counts(client: Client, server: BenchServer) -> dict[str, float]:
