@@ -3,8 +3,9 @@
 Four streams run on one real server; short requests arrive beside them at a steady pace. In each turn every
 second one, in a random order, is quiet: it asks for an adapter that is on the device. The others differ by
 turn: a folder of 20 MB is dropped before; or they ask for one of 50 such adapters that is new (to be read,
-packed, copied), or for one again that has left host memory. A gap counts for what arrived last before its end,
-so that whatever else the machine does spoils both alike. Medians over the rounds, each with other adapters.
+packed, copied), or for one again that has left host memory. A gap counts for what arrived last before it
+ends, so that whatever else the machine does spoils both alike. Medians over the rounds, each with other
+adapters.
 """
 
 from __future__ import annotations
