@@ -5,6 +5,7 @@ Pickles are read by torch's safe loader only, and never by a server.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -177,7 +178,7 @@ def _cast(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _write(target: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     if os.path.lexists(target):
-        raise FileExistsError(f"{target} exists")
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     # A hidden name: a watched directory may be where it is written to.
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)

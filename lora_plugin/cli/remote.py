@@ -96,8 +96,11 @@ def _routing(args: Namespace) -> None:
 def _load(args: Namespace) -> None:
     source = {"hub": args.hub, "revision": args.revision} if args.hub else None
     status, view = client_of(args).load(args.name, source, args.wait)
-    words = {200: "was loaded already", 201: "loaded", 202: "still being loaded"}
-    say(args, f"{args.name}: {words[status]}")
+    words = {200: "was loaded already", 201: "loaded", 202: "still being loaded"}[status]
+    if status == 202 and view["reason"]:
+        # It waits for its files, or is being fetched.
+        words = f"not loaded yet: {human.reason(view['reason'])}"
+    say(args, f"{args.name}: {words}")
     show(args, view, lambda data: human.adapters([data]), [args.name])
 
 

@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from command_runs import run
-from memory_operations import MemoryOperations, listed
+from memory_operations import REJECTION, MemoryOperations, listed
 
 from lora_plugin.cli import client as client_module
 from lora_plugin.cli import human, main
 from lora_plugin.cli.client import AdminClient
 from lora_plugin.cli.human import size
+from lora_plugin.readiness.loads import LoadOutcome
 
 
 def test_list_for_people(url: str) -> None:
@@ -65,6 +66,18 @@ def test_changes_reach_the_server(url: str, operations: MemoryOperations) -> Non
     assert operations.views["sql"].residency.host == 0
     assert run("unload", "sql", "--yes", "--admin", url).returncode == 0
     assert operations.views["sql"].state == "unloaded"
+
+
+def test_a_load_that_waits_for_its_files_says_for_what(
+    url: str, operations: MemoryOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*_: object) -> LoadOutcome:
+        return LoadOutcome.UNDER_WAY
+
+    monkeypatch.setattr(operations, "load", load)
+    result = run("load", "wide", "--admin", url)
+    assert result.returncode == 0
+    assert result.stderr.startswith(f"lora-plugin: wide: not loaded yet: {REJECTION.message} [")
 
 
 def test_a_refusal_shows_detail_and_hint(url: str) -> None:
