@@ -25,11 +25,20 @@ _REPO: Final = re.compile(
     r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(?<![.-])", re.ASCII
 )
 _REVISION: Final = re.compile(r"[\w][\w./-]{0,254}", re.ASCII)
+_PLACE: Final = "a repository as organisation/name"
+_FIELDS: Final = "the fields repo, revision, subfolder"
+_EXPECTED: Final = {
+    "missing": _PLACE,
+    "string_type": "a text, in quotes where YAML takes it for something else",
+    "model_type": _FIELDS,
+    "extra_forbidden": _FIELDS,
+}
+"""In the place of pydantic's words, by its kinds of errors; only `repo` can be missing."""
 
 
 def _repo(text: str) -> str:
     if not is_repo(text):
-        raise ValueError("a repository as organisation/name")
+        raise ValueError(_PLACE)
     return text
 
 
@@ -111,14 +120,15 @@ def parse_reference(data: bytes) -> HubReference:
     try:
         content = read_yaml(data)
     except ValueError as error:
-        raise _invalid(f"it is not YAML: {error}", "the fields repo, revision, subfolder") from None
+        raise _invalid(f"it is not YAML: {error}", _FIELDS) from None
     try:
         return HubReference.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        cause = first.get("ctx", {}).get("error")
-        raise _invalid(f"{field} is not right", str(cause or first["msg"])) from None
+        wrong = "is missing" if first["type"] == "missing" else "is not right"
+        expected = first.get("ctx", {}).get("error") or _EXPECTED.get(first["type"], first["msg"])
+        raise _invalid(f"{field} {wrong}", str(expected)) from None
 
 
 def read_reference(root: Path, name: str) -> HubReference | None:

@@ -343,6 +343,22 @@ def test_any_bytes_are_a_reference_or_refused(data: bytes) -> None:
         assert isinstance(parse_reference(data), HubReference)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("repos: a/b", "repo is missing [hub-reference-invalid]; expected a repository as organisation/name"),
+        ("repo: a", "repo is not right [hub-reference-invalid]; expected a repository as organisation/name"),
+        ("{repo: a/b, rev: x}", "rev is not right [hub-reference-invalid]; expected the fields repo"),
+        ("{repo: a/b, revision: 1.2}", "revision is not right [hub-reference-invalid]; expected a text"),
+        ("a/b", "the file is not right [hub-reference-invalid]; expected the fields repo"),
+    ],
+)
+def test_a_bad_reference_says_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(AdapterRejected) as refusal:
+        parse_reference(text.encode())
+    assert words in str(refusal.value)
+
+
 @given(st.from_regex(r"\w{1,9}/\w{1,9}", fullmatch=True), st.none() | st.just("a/b"))
 def test_a_reference_is_written_as_it_is_read(repo: str, subfolder: str | None) -> None:
     if is_repo(repo):
