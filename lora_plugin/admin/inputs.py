@@ -20,10 +20,13 @@ def parse_query(request: web.Request, model: type[Model]) -> Model:
     try:
         return model.model_validate(dict(request.query))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first, *others = error.errors(include_url=False)
+        name = str(first["loc"][0])
+        # One that may be of several kinds has a complaint by each.
+        said = [first["msg"], *(each["msg"] for each in others if each["loc"][0] == name)]
         raise BadRequest(
             Code.BAD_REQUEST,
-            f"The query parameter {_place(first['loc'])!r} is not accepted: {first['msg']}",
+            f"The query parameter {name!r} is not accepted: {'; '.join(said)}",
             found=str(first["input"])[:200],
             hint=f"the parameters are {', '.join(model.model_fields)}",
         ) from None

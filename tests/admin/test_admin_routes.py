@@ -113,6 +113,8 @@ async def test_a_time_limit_is_a_number_of_seconds(
 ) -> None:
     refused = await client.delete(f"/v1/adapters/sql?drain={drain}")
     assert refused.status in (400, 422)
+    detail = (await refused.json())["detail"]
+    assert detail.startswith("The query parameter 'drain' is not accepted: Input should be 'abort'; Input ")
     assert operations.views["sql"].state == "listed"
 
 
