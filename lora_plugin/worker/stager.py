@@ -6,6 +6,7 @@ off the cores that the worker is pinned to, with one compute thread and at a low
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -80,8 +81,9 @@ class Outcome:
         }
 
 
-_Jobs = queue.SimpleQueue[tuple[Job, LoadSpan, float] | Outcome | None]
-"""What the thread does next: jobs, with where and since when; copies to let go of; None to end."""
+_Jobs = queue.SimpleQueue[tuple[Job, LoadSpan, float] | tuple[()] | None]
+"""What the thread does next: jobs, with where and since when; () to look what is forgotten; None to end."""
+_AT_EXIT_SECONDS = 2.0
 
 
 class Stager:
@@ -115,6 +117,10 @@ class Stager:
         self._outcomes: dict[int, Outcome] = {}
         self._spans: dict[int, LoadSpan] = {}
         self._jobs: _Jobs = queue.SimpleQueue()
+        self._forgotten: list[Outcome] = []
+        # Torch aborts a process whose end catches a thread in it: that waits, but not for a load that hangs.
+        self._working = threading.Lock()
+        atexit.register(self._working.acquire, timeout=_AT_EXIT_SECONDS)
         self._thread: threading.Thread | None = None
         # Who lets go of the stager (an engine within a program that lives on) ends its thread.
         weakref.finalize(self, self._jobs.put, None)
@@ -155,8 +161,9 @@ class Stager:
         outcome = self._outcomes.pop(adapter_id, None)
         self._spans.pop(adapter_id, None)
         if outcome is not None and outcome.packed is not None:
-            # To give memory back takes as long as to copy it; before the next job, which may need it.
-            self._jobs.put(outcome)
+            # To give memory back takes as long as to copy it: the thread does, before the next job.
+            self._forgotten.append(outcome)
+            self._jobs.put(())
 
     def relative(self) -> set[int]:
         """The adapters that were made of the base model's weights, or may be: those under way."""
@@ -254,6 +261,8 @@ def _work(owner: weakref.ref[Stager], jobs: _Jobs) -> None:
     # Inherited from the worker's thread: the cores that steps are computed on.
     step_aside(cores())
     while (queued := jobs.get()) is not None and (stager := owner()) is not None:
-        if isinstance(queued, tuple):
-            stager._do(*queued)
-        del queued, stager
+        with stager._working:
+            stager._forgotten.clear()
+            if queued:
+                stager._do(*queued)
+            del queued, stager

@@ -449,3 +449,68 @@ def test_what_is_forgotten_is_given_back_by_the_thread(
     stager.forget(1)
     eventually(lambda: gave_back == [thread])
     stager.close()
+
+
+def test_what_is_forgotten_is_given_back_before_the_next_job() -> None:
+    """Which may need the memory, however many jobs were there first."""
+    slabs: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def made(*_: Any, **__: Any) -> PackedAdapter:
+        left.append(sum(slab() is not None for slab in slabs))
+        slab = torch.zeros(8)
+        slabs.append(weakref.ref(slab))
+        if len(slabs) == 2:
+            begun.set()
+            assert go_on.wait(10)
+        return PackedAdapter(8, slab.nbytes, (), slab)
+
+    stager = Stager(llama_layout(), LIMIT, None, loader=made)
+    staging_thread(stager, Job(1, "a", "a", ""))
+    for adapter_id in (2, 3):
+        stager.stage(Job(adapter_id, "a", "a", ""))
+    assert begun.wait(10)
+    stager.forget(1)
+    go_on.set()
+    eventually(lambda: len(left) == 3)
+    assert left == [0, 1, 1]
+    stager.close()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
+def test_a_process_that_ends_while_memory_is_given_back_ends_well(shared: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS_AFTER_FORGETTING, *["shared"] * shared],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_ENDS_AFTER_FORGETTING = """
+import os, sys, time, torch
+from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.layout import ModelLayout
+from lora_plugin.worker import shared_memory
+from lora_plugin.worker.stager import Job, Stager
+
+SIZE = 1 << 28
+
+def load(*args, **options):
+    if len(sys.argv) > 1:
+        memory = shared_memory.create()
+        os.ftruncate(memory, SIZE)
+        slab = shared_memory.over(memory, SIZE, torch.uint8)
+    else:
+        slab = torch.empty(SIZE, dtype=torch.uint8)
+    return PackedAdapter(8, SIZE, (), slab.fill_(1))
+
+stager = Stager(None, SIZE, None, loader=load)
+stager.stage(Job(1, "a", "a", ""))
+while stager.outcome(1).packed is None:
+    time.sleep(0.01)
+stager.forget(1)
+time.sleep(0.01)
+"""
