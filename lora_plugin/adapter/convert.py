@@ -183,9 +183,12 @@ def _write(target: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        settings = partial / CONFIG_FILE
+        settings.write_text(json.dumps(config, indent=2) + "\n")
         own = {key: tensor.contiguous().clone() for key, tensor in tensors.items()}
         save_file(own, partial / WEIGHTS_FILE, {"format": "pt"})
+        # safetensors gives them to their owner alone; the server may run as another user.
+        shutil.copymode(settings, partial / WEIGHTS_FILE)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lora_plugin.cli import human
 from lora_plugin.cli.client import AdminClient
-from lora_plugin.cli.output import add_format, confirm, say, show, wrong_usage
+from lora_plugin.cli.output import Said, add_format, confirm, say, show, wrong_usage
 from lora_plugin.cli.target import admin_token, admin_url, trusted_certificate
 
 Run = Callable[[Namespace], None]
@@ -102,6 +102,8 @@ def _load(args: Namespace) -> None:
         words = f"not loaded yet: {human.reason(view['reason'])}"
     say(args, f"{args.name}: {words}")
     show(args, view, lambda data: human.adapters([data]), [args.name])
+    if status == 202 and args.wait:
+        raise Said
 
 
 def _change(args: Namespace) -> None:

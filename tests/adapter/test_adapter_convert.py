@@ -61,7 +61,9 @@ def test_the_same_adapter_comes_out(change: Any, tmp_path: Path, layout: ModelLa
     model.save_pretrained(str(source))
     change(source)
     done = convert(source, tmp_path / "new")
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["adapter_config.json", WEIGHTS]
+    files = sorted((tmp_path / "new").iterdir())
+    assert [path.name for path in files] == ["adapter_config.json", WEIGHTS]
+    assert len({path.stat().st_mode for path in files}) == 1
     assert isinstance(done, Converted)
     assert done.changes
     assert_same(by_peft(tmp_path / "new"), deltas(model))

@@ -76,8 +76,10 @@ def test_a_load_that_waits_for_its_files_says_for_what(
 
     monkeypatch.setattr(operations, "load", load)
     result = run("load", "wide", "--admin", url)
-    assert result.returncode == 0
+    # A script goes on only with an adapter that is there, unless it did not mean to wait.
+    assert result.returncode == 1
     assert result.stderr.startswith(f"lora-plugin: wide: not loaded yet: {REJECTION.message} [")
+    assert run("load", "wide", "--wait", "0", "--admin", url).returncode == 0
 
 
 def test_a_refusal_shows_detail_and_hint(url: str) -> None:
