@@ -17,7 +17,7 @@ from lora_plugin.errors import LoraPluginError
 _EPILOG = """\
 The server is asked at http://127.0.0.1:8765, or where LORA_PLUGIN_ADMIN_HOST, LORA_PLUGIN_ADMIN_PORT and
 LORA_PLUGIN_ADMIN_TLS_CERT say, or --admin; the token is read from LORA_PLUGIN_ADMIN_TOKEN.
-exit codes: 0 done; 1 refused, not loaded in time, or a problem found; 2 wrong usage; 3 no answer from the server
+exit codes: 0 done; 1 refused, not loaded in time, a problem found; 2 wrong usage; 3 no answer from the server
 """
 
 GROUPS = (remote, doctor, live, local, offline)
