@@ -30,6 +30,7 @@ from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
 from lora_plugin.layout import Kind, Layer, ModelLayout, Slice
 from lora_plugin.worker.arena import Arena
+from lora_plugin.worker.host_memory import HostMemory, page_locked
 
 RANKS = (8, 16, 64)
 STAGES = {
@@ -136,9 +137,11 @@ def measure(model: Model, rank: int, work: Path, device: torch.device, rounds: i
     folder = write_folder(shapes_of(layout), work / f"{model.name}-r{rank}", rank, seed=0, base=model.name)
 
     def stage() -> PackedAdapter:
-        return load(work, folder.name, layout, None, 1 << 34, pin=device.type == "cuda")
+        return load(work, folder.name, layout, None, 1 << 34)
 
     packed = stage()
+    if device.type == "cuda":
+        packed = HostMemory(page_locked(packed.nbytes), layout).adopt(packed)
     arena = Arena(layout, 2 * max(RANKS), 8, device, torch.bfloat16)
     load_rate, copy_rate, ratio = copy_rates(arena, packed, device, rounds)
     runs = [stage_times(stage) for _ in range(max(3, rounds // 4))]

@@ -10,13 +10,12 @@ from lora_plugin.adapter.pack import PackedAdapter, PackedLayer
 from lora_plugin.errors import AdapterRejected, Code
 
 
-def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
+def join(parts: Sequence[PackedAdapter]) -> PackedAdapter:
     """An adapter that adds what all parts add: x A^T B with A and B of the parts concatenated by rank.
 
     Args:
         parts: packed for the same layout, with their weights folded into B; at least one. A layer whose
             outputs one of them scales or shifts is in no other, see `check_part`.
-        pin: whether the slab is page-locked.
     """
     by_layer: dict[int, list[PackedLayer]] = {}
     for part in parts:
@@ -24,7 +23,7 @@ def join(parts: Sequence[PackedAdapter], *, pin: bool = False) -> PackedAdapter:
             by_layer.setdefault(layer.layer, []).append(layer)
     nbytes = sum(part.nbytes for part in parts)
     dtype = parts[0].slab.dtype
-    slab = torch.empty(nbytes // dtype.itemsize, dtype=dtype, pin_memory=pin)
+    slab = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
     offset = 0
 
     def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

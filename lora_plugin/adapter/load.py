@@ -50,7 +50,6 @@ def load(
     layout: ModelLayout,
     expected_digest: str | None,
     max_bytes: int,
-    pin: bool = False,
     *,
     base: BaseModel | None = None,
     trusted: bool = False,
@@ -65,7 +64,6 @@ def load(
         layout: the model, with this rank's shards.
         expected_digest: what `verify` said of the version that is wanted; None for whatever is there.
         max_bytes: a larger adapter is refused unread.
-        pin: whether the slab is page-locked.
         base: the base model's weights, which DoRA, biases, tokens and saved modules are relative to; None
             only checks such an adapter, and leaves what would be made of them zero.
         trusted: see the module.
@@ -81,7 +79,7 @@ def load(
     config = read_config(seen)
     heads = read_heads(seen)
     plan = scaled(match(all_tensors(seen, heads), layout, config), factor)
-    packer = Packer(plan, layout, pin=pin, zeros=zeros)
+    packer = Packer(plan, layout, zeros)
     comparison = Comparison(plan, layout, base, config.saved_modules)
     digest = ContentDigest(config.canonical)
     try:
@@ -104,7 +102,7 @@ def load(
     if base is not None:
         finish_tokens(packer.adapter, plan, packer.vectors, layout, base)
         finish_outputs(packer.adapter, plan, packer.vectors, layout, base)
-    return comparison.joined(packer.adapter, pin=pin)
+    return comparison.joined(packer.adapter)
 
 
 def _read_weights(head: Head, packer: Packer, comparison: Comparison, digest: ContentDigest) -> None:

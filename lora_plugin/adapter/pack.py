@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -76,6 +76,11 @@ class PackedAdapter:
         """Arena rows in every layer."""
         return self.rank + AFFINE_ROWS * self.affine
 
+    @property
+    def parts(self) -> list[tuple[int, int, bool]]:
+        """What `views` makes the layers of."""
+        return [(layer.layer, layer.rank, bool(layer.outputs)) for layer in self.layers]
+
 
 class Packer:
     """Fills a slab tensor by tensor, in whatever order they are read.
@@ -85,12 +90,10 @@ class Packer:
         vectors: what those two need by name, float32: vectors over outputs, rows of tokens.
     """
 
-    def __init__(
-        self, plan: Plan, layout: ModelLayout, *, pin: bool = False, zeros: Zeros | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, layout: ModelLayout, zeros: Zeros | None = None) -> None:
         dtype = SERVED[layout.dtype]
         size = plan.nbytes // dtype.itemsize
-        slab = torch.zeros(size, dtype=dtype, pin_memory=pin) if zeros is None else zeros(size, dtype)
+        slab = torch.zeros(size, dtype=dtype) if zeros is None else zeros(size, dtype)
         parts = ((layer.layer, layer.rank, bool(layer.outputs)) for layer in plan.layers)
         layers = views(parts, layout, slab)
         self.adapter = PackedAdapter(plan.rank, plan.nbytes, layers, slab, plan.affine, plan.relative)
@@ -213,6 +216,18 @@ def views(
         outputs = tuple(take(AFFINE_ROWS, part.local_out) for part in layer.slices if adjusts)
         layers.append(PackedLayer(index, rank, a, b, outputs))
     return tuple(layers)
+
+
+def moved(packed: PackedAdapter, slab: Tensor, layout: ModelLayout) -> PackedAdapter:
+    """The adapter in other memory.
+
+    Args:
+        packed: what is copied, and stays as it is.
+        slab: where to, of the size and dtype of the adapter's.
+        layout: the model.
+    """
+    slab.copy_(packed.slab)
+    return replace(packed, layers=views(packed.parts, layout, slab), slab=slab)
 
 
 def check_largest(tensor: TensorInfo, largest: float, what: str) -> None:

@@ -96,7 +96,7 @@ class Comparison:
         found.changed += len(rows)
         found.seen += len(block)
 
-    def joined(self, packed: PackedAdapter, *, pin: bool) -> PackedAdapter:
+    def joined(self, packed: PackedAdapter) -> PackedAdapter:
         """The adapter with the rows that were found, after all that is wanted was added.
 
         Raises:
@@ -114,7 +114,7 @@ class Comparison:
         rows = Packer(plan, self._layout).adapter
         vectors = {name: _values(found) for name, found in changed.items()}
         finish_tokens(rows, plan, vectors, self._layout, self._base)
-        return join([packed, rows], pin=pin)
+        return join([packed, rows])
 
     def _base_rows(self, found: _Found, tensor: TensorInfo, count: int) -> Tensor:
         """The base model's numbers of the block that comes next, float32."""

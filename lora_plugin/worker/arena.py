@@ -62,6 +62,8 @@ class Arena:
     def load(self, adapter_id: int, packed: PackedAdapter, first_row: int) -> None:
         """Copy a packed adapter to `first_row`; nothing about its content can fail here.
 
+        On a GPU the copy is queued only, on the current stream: `packed` is to be kept until it is done.
+
         Raises:
             LoraPluginError: ID_CLASH when the id is in the arena already.
         """

@@ -64,7 +64,6 @@ class PackingProcess:
         layout: ModelLayout,
         expected_digest: str | None,
         max_bytes: int,
-        pin: bool = False,
         *,
         base: BaseModel | None = None,
         trusted: bool = False,
@@ -90,9 +89,9 @@ class PackingProcess:
             raise LoraPluginError.of(Reason.from_dict(reply["reason"]))
         if memory is None:
             return load(
-                root, name, layout, expected_digest, max_bytes, pin, base=base, trusted=trusted, factor=factor
+                root, name, layout, expected_digest, max_bytes, base=base, trusted=trusted, factor=factor
             )
-        slab = _mapped(memory, reply["nbytes"], layout, pin=pin)
+        slab = _mapped(memory, reply["nbytes"], layout)
         return PackedAdapter(reply["rank"], reply["nbytes"], views(reply["layers"], layout, slab), slab)
 
     def close(self) -> None:
@@ -198,15 +197,13 @@ class _Child:
                 os.close(descriptor)
 
 
-def _mapped(descriptor: int, nbytes: int, layout: ModelLayout, *, pin: bool) -> torch.Tensor:
+def _mapped(descriptor: int, nbytes: int, layout: ModelLayout) -> torch.Tensor:
     """The slab in the memory of a descriptor, which is closed."""
     dtype = SERVED[layout.dtype]
     try:
         slab = shared_memory.over(descriptor, nbytes // dtype.itemsize, dtype)
     finally:
         os.close(descriptor)
-    if pin:
-        return slab.pin_memory()
     # Looked at once, so that the copy in a step does not wait for page faults.
     slab.view(torch.uint8)[:: mmap.PAGESIZE].sum()
     return slab

@@ -67,7 +67,7 @@ def _send_packed(connection: socket.socket, packed: PackedAdapter, memory: int) 
     reply = {
         "rank": packed.rank,
         "nbytes": packed.nbytes,
-        "layers": [(layer.layer, layer.rank, bool(layer.outputs)) for layer in packed.layers],
+        "layers": packed.parts,
     }
     _send(connection, reply, memory)
 

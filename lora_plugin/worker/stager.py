@@ -12,8 +12,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from lora_plugin.composition import PartSource, parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason, unexpected
 from lora_plugin.layout import ModelLayout
 from lora_plugin.worker.aside import cores, step_aside
+from lora_plugin.worker.host_memory import HostMemory
 from lora_plugin.worker.load_spans import LoadSpan
 from lora_plugin.worker.load_times import LoadTimes, Stage
 
@@ -93,7 +94,7 @@ class Stager:
         layout: the model's layers with this rank's shards.
         max_bytes: a larger adapter is refused unread.
         base: the base model's weights, which DoRA, trained biases and tokens are relative to.
-        pin: whether packed memory is page-locked (CUDA).
+        host: where packed adapters are put, on a GPU; None leaves them where they were packed.
         times: where the stages of a load are noted.
         loader: how a folder becomes a packed adapter, as `adapter.load.load` does.
     """
@@ -104,14 +105,14 @@ class Stager:
         max_bytes: int,
         base: BaseModel | None,
         *,
-        pin: bool = False,
+        host: HostMemory | None = None,
         loader: Callable[..., PackedAdapter] = load,
         times: LoadTimes | None = None,
     ) -> None:
         self._times = times or LoadTimes(torch.device("cpu"))
         self._layout = layout
         self._max_bytes = max_bytes
-        self._pin = pin
+        self._host = host
         self._base = base
         self._loader = loader
         self._outcomes: dict[int, Outcome] = {}
@@ -152,9 +153,18 @@ class Stager:
             raise LoraPluginError(Code.INTERNAL, f"adapter {adapter_id} is to be loaded but is not staged")
         return outcome.packed
 
-    def copying(self, adapter_id: int) -> AbstractContextManager[None]:
-        """Around the copy of a staged adapter to the device: a stage of its load's span."""
-        return self._spans[adapter_id].copying()
+    @contextmanager
+    def copying(self, adapter_id: int) -> Iterator[PackedAdapter]:
+        """Around the copy of a staged adapter to the device, whose bytes stay until that is done.
+
+        Raises:
+            LoraPluginError: INTERNAL when it is not staged.
+        """
+        packed = self.packed(adapter_id)
+        with self._spans[adapter_id].copying():
+            yield packed
+            if self._host is not None:
+                self._host.copied(packed)
 
     def forget(self, adapter_id: int) -> None:
         """Drop an adapter's host copy."""
@@ -212,6 +222,11 @@ class Stager:
                 seconds * 1e3,
             )
 
+    def _give_back(self) -> None:
+        self._forgotten.clear()
+        if self._host is not None:
+            self._host.reclaim()
+
     def _is_current(self, job: Job) -> bool:
         """Whether the job is still wanted: not forgotten, nor forgotten and asked for anew."""
         outcome = self._outcomes.get(job.adapter_id)
@@ -220,6 +235,8 @@ class Stager:
     def _load(self, job: Job) -> Outcome:
         try:
             packed = self._pack(job)
+            if self._host is not None:
+                packed = self._host.adopt(packed)
         except LoraPluginError as error:
             return Outcome(reason=error.reason)
         except Exception as error:
@@ -231,8 +248,8 @@ class Stager:
     def _pack(self, job: Job) -> PackedAdapter:
         parts = parts_of(job.path) if job.digest else ()
         if not parts:
-            return self._read(job.path, job.digest, pin=self._pin)
-        return join([self._read_part(part) for part in parts], pin=self._pin)
+            return self._read(job.path, job.digest)
+        return join([self._read_part(part) for part in parts])
 
     def _read_part(self, part: PartSource) -> PackedAdapter:
         try:
@@ -262,7 +279,7 @@ def _work(owner: weakref.ref[Stager], jobs: _Jobs) -> None:
     step_aside(cores())
     while (queued := jobs.get()) is not None and (stager := owner()) is not None:
         with stager._working:
-            stager._forgotten.clear()
+            stager._give_back()
             if queued:
                 stager._do(*queued)
             del queued, stager

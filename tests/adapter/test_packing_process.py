@@ -338,7 +338,7 @@ def test_it_is_packed_into_the_memory_that_is_handed_over(
         job = {"root": str(adapters), "name": "a", "expected_digest": None, "max_bytes": LIMIT}
         packing_process._answer(theirs, job, layout)
         _, (memory,), _, _ = socket.recv_fds(ours, 1 << 16, 1)
-    slab = packing._mapped(memory, packed[0].nbytes, layout, pin=False)
+    slab = packing._mapped(memory, packed[0].nbytes, layout)
     assert torch.equal(slab, packed[0].slab)
     packed[0].slab.fill_(7)
     assert (slab == 7).all()

@@ -29,6 +29,7 @@ from lora_plugin.layout import Kind, ModelLayout
 from lora_plugin.pool.orders import Drop, Forget, Load, Orders
 from lora_plugin.pool.pool import GRANULE
 from lora_plugin.worker.arena import Arena
+from lora_plugin.worker.host_memory import HostMemory, page_locked
 from lora_plugin.worker.load_times import LoadTimes
 from lora_plugin.worker.packing import PackingProcess
 from lora_plugin.worker.recent import RecentBatches
@@ -102,7 +103,7 @@ class WorkerAdapters:
             self.layout,
             required_settings().max_adapter_bytes,
             self._base,
-            pin=PIN_MEMORY and self._on_gpu,
+            host=self._host_memory(vllm_config),
             loader=PackingProcess(self.layout).load,
             times=self._times,
         )
@@ -122,9 +123,13 @@ class WorkerAdapters:
         )
         return model
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type != "cpu"
+    def _host_memory(self, vllm_config: VllmConfig) -> HostMemory | None:
+        """On a GPU: for this worker's share of its engine's budget, page-locked where the host can do so."""
+        if self._device.type != "cuda":
+            return None
+        workers = vllm_config.parallel_config.world_size
+        share = -(-required_settings().host_memory // workers) if PIN_MEMORY else 0
+        return HostMemory(page_locked(share), self.layout)
 
     def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> Batch:
         arena = self.arena
@@ -147,8 +152,7 @@ class WorkerAdapters:
             logger.debug("order: %s", order)
             match order:
                 case Load(adapter_id, first_row):
-                    packed = self.stager.packed(adapter_id)
-                    with self._times.copy(), self.stager.copying(adapter_id):
+                    with self._times.copy(), self.stager.copying(adapter_id) as packed:
                         self.arena.load(adapter_id, packed, first_row)
                 case Drop(adapter_id):
                     self.arena.drop(adapter_id)
