@@ -24,10 +24,10 @@ import torch
 from random_adapter import write_adapter
 
 from lora_plugin.adapter.load import load
+from lora_plugin.aside import cores, step_aside
 from lora_plugin.layout import ModelLayout
 from lora_plugin.model_folder.layout import folder_layout
 from lora_plugin.model_folder.locate import locate
-from lora_plugin.worker.aside import cores, step_aside
 from lora_plugin.worker.packing import PackingProcess
 
 RANK = 32

@@ -108,17 +108,17 @@ async def counts(client: Client, server: BenchServer) -> dict[str, float]:
 
 
 async def measure(
-    client: Client, server: BenchServer, work: Path, directory: Path, tokens: int, rounds: int
+    client: Client, server: BenchServer, work: Path, directory: Path, arguments: argparse.Namespace
 ) -> dict[str, list[Turn]]:
     """By name, the turns of each kind."""
     for name in (*MIXED, WARM):
         await client.complete(server, name, 4, 2)
     turns: dict[str, list[Turn]] = {"dropped": [], "new": [], "again": []}
     shuffle = random.Random(0).shuffle
-    for number in range(rounds):
+    for number in range(arguments.rounds):
         names = [f"n{number}-{i}" for i in range(ADAPTERS)]
         for index, name in enumerate(names):
-            write_adapter(server.model, work / name, RANK, seed=10 + number * ADAPTERS + index)
+            write_adapter(server.model, work / name, arguments.rank, seed=10 + number * ADAPTERS + index)
         # Else the system writes a gigabyte beside one of the turns.
         os.sync()
         for kind, done in turns.items():
@@ -129,32 +129,35 @@ async def measure(
                 pair = [busy, Arrival(QUIET, WARM)]
                 shuffle(pair)
                 arrivals += pair
-            done.append(await turn(client, server, arrivals, tokens))
+            done.append(await turn(client, server, arrivals, arguments.tokens))
             for name in names:
                 await client.listed(server, name)
     return turns
 
 
-async def run(model: Path, work: Path, tokens: int, rounds: int) -> dict[str, list[Turn]]:
+async def run(work: Path, arguments: argparse.Namespace) -> dict[str, list[Turn]]:
+    model: Path = arguments.model
     directory = work / "adapters"
     directory.mkdir()
     for seed, name in enumerate(MIXED[1:]):
         write_adapter(model, directory / name, RANKS[name], seed=seed)
-    write_adapter(model, directory / WARM, RANK, seed=9)
+    write_adapter(model, directory / WARM, arguments.rank, seed=9)
     env = {
         "LORA_PLUGIN_ADAPTER_DIR": str(directory),
         "LORA_PLUGIN_ADMIN_PORT": "0",
         "LORA_PLUGIN_HOST_MEMORY": HOST_MEMORY,
         "LORA_PLUGIN_PREFETCH": "0",
     }
-    server = BenchServer("plugin", model, work / "plugin.log", ("--max-loras", "4"), env)
+    highest = str(max(RANK, arguments.rank))
+    flags = ("--max-loras", "4", "--max-lora-rank", highest, "--dtype", arguments.dtype)
+    server = BenchServer("plugin", model, work / "plugin.log", flags, env)
     try:
         server.start()
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
         ) as session:
             client = Client(session, vocabulary_of(model))
-            return await measure(client, server, work, directory, tokens, rounds)
+            return await measure(client, server, work, directory, arguments)
     finally:
         server.stop()
 
@@ -174,10 +177,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
+    parser.add_argument("--rank", type=int, default=RANK, help="of the adapters that are loaded")
+    parser.add_argument("--dtype", default="auto", help="the server's; bfloat16 is slow on some processors")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        turns = asyncio.run(run(arguments.model, Path(work), arguments.tokens, arguments.rounds))
+        turns = asyncio.run(run(Path(work), arguments))
     print(table(turns))
     result: dict[str, Any] = {"turns": turns, "date": date.today().isoformat(), "model": arguments.model.name}
     if arguments.json:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from lora_plugin.aside import lower_priority
 from lora_plugin.directory.catalog import Catalog
 from lora_plugin.directory.entry import AdapterState, Version
 from lora_plugin.directory.events import Event, EventKind
@@ -56,7 +57,9 @@ class Readiness:
         self._settle_seconds = settings.settle_seconds
         self._prefetching = settings.prefetch
         self._staging = Staging(link)
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lora-plugin-digest")
+        self._threads = ThreadPoolExecutor(
+            max_workers=2, thread_name_prefix="lora-plugin-digest", initializer=lower_priority
+        )
         self._flights: Flights[Version] = Flights()
         self._prefetcher = Prefetcher(self._warm)
         self._ready: dict[str, _Ready] = {}

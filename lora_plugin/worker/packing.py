@@ -23,10 +23,10 @@ import torch
 from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import SERVED, PackedAdapter, views
+from lora_plugin.aside import cores
 from lora_plugin.errors import Code, LoraPluginError, Reason
 from lora_plugin.layout import ModelLayout
 from lora_plugin.worker import shared_memory
-from lora_plugin.worker.aside import cores
 
 logger = logging.getLogger("lora_plugin")
 

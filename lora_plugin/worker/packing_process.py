@@ -22,10 +22,10 @@ import torch
 
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.aside import step_aside
 from lora_plugin.errors import LoraPluginError, unexpected
 from lora_plugin.layout import ModelLayout
 from lora_plugin.worker import shared_memory
-from lora_plugin.worker.aside import step_aside
 
 _FIRST_TO_GO = "1000"
 

@@ -24,10 +24,10 @@ from lora_plugin.adapter.base_model import BaseModel
 from lora_plugin.adapter.join import check_part, join
 from lora_plugin.adapter.load import load
 from lora_plugin.adapter.pack import PackedAdapter
+from lora_plugin.aside import cores, step_aside
 from lora_plugin.composition import PartSource, parts_of
 from lora_plugin.errors import Code, LoraPluginError, Reason, unexpected
 from lora_plugin.layout import ModelLayout
-from lora_plugin.worker.aside import cores, step_aside
 from lora_plugin.worker.host_memory import HostMemory
 from lora_plugin.worker.load_spans import LoadSpan
 from lora_plugin.worker.load_times import LoadTimes, Stage

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from catalog_samples import NAN, SETTLE, Bench, MemoryLink, write_adapter
 
+from lora_plugin.directory.entry import Version
 from lora_plugin.errors import AdapterNotFound, AdapterRejected, Code, Reason, Unavailable
 from lora_plugin.readiness.leases import Leases
 from lora_plugin.readiness.readiness import Readiness
@@ -66,6 +69,22 @@ async def test_twenty_first_requests_are_one_load(
     assert spec == StageSpec(
         versions[0].id, "a", versions[0].digest, str(bench.root / "a"), versions[0].packed_bytes
     )
+
+
+async def test_digests_give_way_to_the_event_loop(
+    bench: Bench, readiness: Readiness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large file one takes a core for as long as a step takes, or longer."""
+    version_of, priorities = bench.catalog.version_of, []
+
+    def noting(name: str) -> Version:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return version_of(name)
+
+    monkeypatch.setattr(bench.catalog, "version_of", noting)
+    await readiness.ensure("a")
+    (priority,) = priorities
+    assert priority > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 async def test_a_warm_call_asks_nobody(link: MemoryLink, readiness: Readiness) -> None:

@@ -27,6 +27,11 @@ def step_aside(engine: Set[int]) -> None:
     with contextlib.suppress(OSError, AttributeError):
         everywhere = set(range(os.cpu_count() or 1))
         os.sched_setaffinity(thread_id, everywhere - engine or everywhere)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread_id, _NICENESS)
+    lower_priority()
     _set_num_threads(1)
+
+
+def lower_priority() -> None:
+    """Have the calling thread give way to the engine's and the event loop's wherever they share a core."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
