@@ -153,6 +153,8 @@ async def run(work: Path, arguments: argparse.Namespace) -> dict[str, list[Turn]
     server = BenchServer("plugin", model, work / "plugin.log", flags, env)
     try:
         server.start()
+        # Else it waits for steps that it shares a core with, and notes the tokens of several as one.
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - server.bound_cores() or os.sched_getaffinity(0))
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=600)
         ) as session:

@@ -1,6 +1,7 @@
-"""A random Llama for the CPU benchmark: hidden 2048, 8 layers, bfloat16, a small vocabulary (about 1 GB).
+"""A random Llama for the CPU benchmarks: 8 layers, a small vocabulary.
 
 python benchmarks/random_model.py .cache/random-2048
+python benchmarks/random_model.py .cache/random-512 --hidden 512 --dtype float32
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 VOCABULARY = 1024
 
 
-def make_model(target: Path) -> None:
+def make_model(target: Path, hidden: int, dtype: str) -> None:
     """Write config, tokenizer and weights, all or nothing."""
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, dtype))
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=2048,
-        intermediate_size=8192,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
         num_hidden_layers=8,
-        num_attention_heads=32,
-        num_key_value_heads=8,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 256,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        dtype="bfloat16",
+        dtype=dtype,
     )
     partial = target.with_name(target.name + ".partial")
     LlamaForCausalLM(config).save_pretrained(partial)
@@ -47,10 +48,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target", type=Path, help="the folder to write; left alone where there is one")
-    target: Path = parser.parse_args().target
+    parser.add_argument("--hidden", type=int, default=2048, help="its width, a multiple of 256; 2048 is 1 GB")
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    target: Path = arguments.target
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        make_model(target)
+        make_model(target, arguments.hidden, arguments.dtype)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -65,6 +66,19 @@ class BenchServer:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{self.name} did not start; see {self.log}")
             time.sleep(0.5)
+
+    def bound_cores(self) -> set[int]:
+        """The cores that its workers are bound to: where steps are computed, on a CPU."""
+        assert self.process is not None
+        bound: set[int] = set()
+        for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+            with contextlib.suppress(OSError):
+                ours = os.getpgid(pid) == self.process.pid
+                # At a low priority: what was taken off these cores.
+                if ours and not os.getpriority(os.PRIO_PROCESS, pid):
+                    cores = os.sched_getaffinity(pid)
+                    bound |= cores if cores < os.sched_getaffinity(self.process.pid) else set()
+        return bound
 
     def freeze(self) -> None:
         """Take the processor away from it: an idle worker spins on the core that others are measured on."""
