@@ -58,8 +58,9 @@ class BenchServer:
         command += ["--no-enable-prefix-caching", *self.flags]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("LORA_PLUGIN_", "NIM_PEFT_"))}
         with self.log.open("wb") as log:
+            # No session of its own: Linux shares a core between sessions first, and only then by priority.
             self.process = subprocess.Popen(
-                command, env={**clean, **_QUIET, **self.env}, stdout=log, stderr=log, start_new_session=True
+                command, env={**clean, **_QUIET, **self.env}, stdout=log, stderr=log, process_group=0
             )
         deadline = time.monotonic() + timeout
         while not self._healthy():
