@@ -56,14 +56,21 @@ class HostMemory:
     Args:
         block: uint8 [nbytes].
         layout: the model whose adapters come here.
+        device: the index of the GPU that they are copied to; -1 for the calling thread's.
         recorded: makes an event that is done when all is that the calling thread has queued.
     """
 
     def __init__(
-        self, block: Tensor, layout: ModelLayout, *, recorded: Callable[[], Event] = _recorded
+        self,
+        block: Tensor,
+        layout: ModelLayout,
+        *,
+        device: int = -1,
+        recorded: Callable[[], Event] = _recorded,
     ) -> None:
         self._block = block
         self._layout = layout
+        self._device = device
         self._recorded = recorded
         nbytes = block.numel() // ALIGNMENT * ALIGNMENT
         self._free: list[_Extent] = [(0, nbytes)] if nbytes else []
@@ -117,15 +124,18 @@ class HostMemory:
     def _end_copies(self, wait: bool) -> None:
         with self._lock:
             copies = list(self._copies.items())
-        for packed, event in copies:
-            if wait:
-                event.synchronize()
-            if not event.query():
-                continue
-            with self._lock:
-                # It may have been copied again since.
-                if self._copies[packed] is event:
-                    del self._copies[packed]
+        untyped: Any = torch.cuda
+        # Else CUDA makes a context for this thread on the first GPU: half a gigabyte, not this worker's.
+        with untyped.device(self._device):
+            for packed, event in copies:
+                if wait:
+                    event.synchronize()
+                if not event.query():
+                    continue
+                with self._lock:
+                    # It may have been copied again since.
+                    if self._copies[packed] is event:
+                        del self._copies[packed]
 
     def _take(self, nbytes: int) -> _Extent | None:
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -8,7 +8,8 @@ import mmap
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -216,6 +217,36 @@ def test_a_copy_is_waited_for_where_there_is_no_other_room() -> None:
         host.copied(packed)
         del packed
     assert [len(event.waited_by) for event in events.made] == [1, 0]
+
+
+def test_events_are_asked_on_the_device_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thread that says none CUDA makes a context on the first."""
+    current, asked = [0], []
+
+    @contextmanager
+    def on(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    class OnDevice(FakeEvent):
+        def query(self) -> bool:
+            asked.append(current[-1])
+            return super().query()
+
+        def synchronize(self) -> None:
+            asked.append(current[-1])
+            super().synchronize()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    block = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+    host = HostMemory(block, LAYOUT, device=1, recorded=OnDevice)
+    packed = host.adopt(adapter(4))
+    host.copied(packed)
+    del packed
+    host.adopt(adapter(4))
+    # Looked at, waited for, looked at again.
+    assert (asked, current) == ([1, 1, 1], [0])
 
 
 def test_only_the_last_copy_of_an_adapter_counts() -> None:

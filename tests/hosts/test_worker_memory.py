@@ -39,15 +39,23 @@ def made(device: str, workers: int) -> object:
 
 
 def test_the_workers_of_an_engine_share_its_budget(locked: list[int]) -> None:
-    assert made("cuda", 1) is not None
-    assert made("cuda", 3) is not None
+    assert made("cuda:0", 1) is not None
+    assert made("cuda:0", 3) is not None
     assert locked == [1000, 334]
+
+
+def test_each_worker_asks_its_own_gpu(locked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[int] = []
+    monkeypatch.setattr(worker, "HostMemory", lambda *_, device: devices.append(device))
+    for device in ("cuda:0", "cuda:1"):
+        made(device, 2)
+    assert devices == [0, 1]
 
 
 def test_a_host_that_cannot_lock_is_not_asked_to(locked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "PIN_MEMORY", False)
     # Copies are kept track of all the same.
-    assert made("cuda", 1) is not None
+    assert made("cuda:0", 1) is not None
     assert locked == [0]
 
 

@@ -129,7 +129,7 @@ class WorkerAdapters:
             return None
         workers = vllm_config.parallel_config.world_size
         share = -(-required_settings().host_memory // workers) if PIN_MEMORY else 0
-        return HostMemory(page_locked(share), self.layout)
+        return HostMemory(page_locked(share), self.layout, device=self._device.index)
 
     def _make_batch(self, rows: int, requests: int, dtype: torch.dtype) -> Batch:
         arena = self.arena
