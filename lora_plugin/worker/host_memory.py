@@ -89,7 +89,7 @@ class HostMemory:
         self.reclaim()
         nbytes = packed.slab.nbytes
         extent = self._take(nbytes)
-        if extent is None and self._copies:
+        if extent is None and nbytes <= self._block.numel() and self._copies:
             # Some may be kept by nothing but their copies.
             self.reclaim(wait=True)
             extent = self._take(nbytes)

@@ -219,6 +219,17 @@ def test_a_copy_is_waited_for_where_there_is_no_other_room() -> None:
     assert [len(event.waited_by) for event in events.made] == [1, 0]
 
 
+@pytest.mark.parametrize("granules", [0, 1])
+def test_for_room_that_cannot_be_nothing_is_waited_for(granules: int) -> None:
+    events = Events()
+    host = memory(granules, events)
+    packed = host.adopt(adapter(4))
+    host.copied(packed)
+    larger = adapter(8)
+    assert host.adopt(larger) is larger
+    assert events.made[0].waited_by == []
+
+
 def test_events_are_asked_on_the_device_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a thread that says none CUDA makes a context on the first."""
     current, asked = [0], []
