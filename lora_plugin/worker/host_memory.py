@@ -98,7 +98,11 @@ class HostMemory:
             return packed
         start, _ = extent
         slab = self._block[start : start + nbytes].view(packed.slab.dtype)
-        adopted = moved(packed, slab, self._layout)
+        try:
+            adopted = moved(packed, slab, self._layout)
+        except BaseException:
+            self._give_back(extent)
+            raise
         weakref.finalize(adopted, self._returned.put, extent).atexit = False
         return adopted
 

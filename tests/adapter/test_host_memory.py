@@ -191,6 +191,18 @@ Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, de
 TestHostMemory = Machine.TestCase
 
 
+def test_a_move_that_fails_leaves_the_block_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> PackedAdapter:
+        raise MemoryError
+
+    host = memory()
+    whole = host.free
+    monkeypatch.setattr(host_memory, "moved", out_of_memory)
+    with pytest.raises(MemoryError):
+        host.adopt(adapter(4))
+    assert host.free == whole
+
+
 def test_an_extent_is_not_used_again_before_its_copy_is_done() -> None:
     events = Events()
     host = memory(3, events)
