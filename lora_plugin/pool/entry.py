@@ -34,6 +34,7 @@ class Entry:
         rows: arena rows, a multiple of the granule; 0 until staged.
         host: where the host copy stands.
         extent: its place on the device, None when it is not there.
+        ahead: brought there before the request that it is for.
         pinned: stays on the device, or gets there as soon as there is room; only ready adapters are.
         retired: leaves when the last reference and lease are gone.
         hold_until: till then it is kept for the request that it was staged for (pool's clock, seconds).
@@ -55,6 +56,7 @@ class Entry:
     rows: int = 0
     host: Host = Host.ABSENT
     extent: Extent | None = None
+    ahead: bool = False
     pinned: bool = False
     retired: bool = False
     hold_until: float = float("-inf")

@@ -56,12 +56,14 @@ class Journal:
         self.evictions[cause] += 1
 
     def arrived(self, entry: Entry | None) -> None:
-        """A request came: a hit if its adapter was on the device."""
-        if entry is None or entry.extent is None:
+        """A request came: a hit if its adapter was on the device, and not for its sake."""
+        if entry is None or entry.extent is None or entry.ahead:
             self.misses += 1
         else:
             entry.hits += 1
             self.hits += 1
+        if entry is not None:
+            entry.ahead = False
 
     def take(self) -> Orders:
         """The orders since the last call."""

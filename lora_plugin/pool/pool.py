@@ -113,6 +113,15 @@ class AdapterPool:
         self._host.touch(entry)
         return True
 
+    def place_ahead(self, adapter_id: int) -> None:
+        """A request is on its way to a version that is on hold: bring it to the device now, if there is room.
+
+        Only what nobody uses or holds goes for it. Without room, or not ready: `try_admit` sees to it.
+        """
+        entry = self._versions.get(adapter_id)
+        if entry is not None and entry.host is Host.READY:
+            self._device.place_ahead(entry, self._versions.busy)
+
     def lease(self, client: str, adapter_id: int, seconds: float) -> bool:
         """Keep a ready version for an API server's responses, for so long from now on; 0: no longer.
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from lora_plugin.aside import lower_priority
@@ -108,8 +109,12 @@ class Readiness:
             return served
         return await self._in_thread(self._catalog.version_of, name)
 
-    async def ensure(self, name: str) -> Version:
+    async def ensure(self, name: str, *, soon: bool = False) -> Version:
         """The version that is served, once it is ready in every engine.
+
+        Args:
+            name: of the adapter.
+            soon: a request follows (`StageSpec.soon`).
 
         Raises:
             AdapterNotFound: no adapter of that name is served, or no longer.
@@ -120,15 +125,15 @@ class Readiness:
             return version
         self._catalog.find(name)
         try:
-            return await self._flights.join(name, lambda: self._prepare(name), self._timeout)
+            return await self._flights.join(name, lambda: self._prepare(name, soon), self._timeout)
         except TimeoutError:
             raise self._not_ready(name) from None
 
-    async def confirm(self, name: str) -> Version:
+    async def confirm(self, name: str, *, soon: bool = False) -> Version:
         """As `ensure`, but the engines are asked in any case: their host caches may have lost it since."""
         if (version := self.ready(name)) is not None:
             self.forget(version)
-        return await self.ensure(name)
+        return await self.ensure(name, soon=soon)
 
     def prefetch(self, name: str) -> None:
         """Makes it ready in the background, one adapter at a time; failures show in the catalog only."""
@@ -151,21 +156,21 @@ class Readiness:
         if version.packed_bytes <= await self._link.room():
             await self.ensure(name)
 
-    async def _prepare(self, name: str) -> Version:
+    async def _prepare(self, name: str, soon: bool) -> Version:
         try:
-            return await self._stage(name)
+            return await self._stage(name, soon)
         except AdapterIncomplete:
             await look_again(self._catalog, (name,), self._settle_seconds)
         try:
-            return await self._stage(name)
+            return await self._stage(name, soon)
         except AdapterIncomplete as error:
             raise Unavailable.of(error.reason) from error
 
-    async def _stage(self, name: str) -> Version:
+    async def _stage(self, name: str, soon: bool) -> Version:
         while True:
             version = await self.version(name)
             self._ask_for(version)
-            status = await self._staging.stage(self.spec(version))
+            status = await self._staging.stage(replace(self.spec(version), soon=soon))
             if version != self._served(name):
                 continue
             if status.state == "ready":

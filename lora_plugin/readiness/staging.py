@@ -27,6 +27,7 @@ class StageSpec:
         digest: the version's content; a stager that reads anything else fails with CHANGED.
         path: the adapter's folder; of a composition, its parts (`composition.py`).
         nbytes: bytes once packed, on one rank: an estimate for the host cache.
+        soon: a request follows: once staged, it may be brought to the device before that arrives.
     """
 
     id: int
@@ -34,6 +35,7 @@ class StageSpec:
     digest: str
     path: str
     nbytes: int
+    soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)

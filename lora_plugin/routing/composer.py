@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from lora_plugin.composition import PartSource, compose
@@ -135,7 +136,7 @@ class Composer:
             raise too_slow(f"the composition {spec.name[:200]!r}", self._timeout, waits_for) from None
 
     async def _ask(self, spec: StageSpec) -> None:
-        status = await self._staging.stage(spec)
+        status = await self._staging.stage(replace(spec, soon=True))
         if status.state == "ready":
             self._ready[spec.id] = time.monotonic()
             return

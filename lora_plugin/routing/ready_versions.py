@@ -67,7 +67,7 @@ class ReadyVersions:
         version = None if several else self._readiness.confirmed(name)
         if version is None:
             started = time.monotonic()
-            version = await self._readiness.confirm(name)
+            version = await self._readiness.confirm(name, soon=True)
             self._waited(time.monotonic() - started)
         await self._lease(version, scope, several)
         return self._readiness.spec(version)

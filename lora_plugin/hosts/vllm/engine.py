@@ -188,7 +188,7 @@ class EngineAdapters:
                 self._want(spec)
         if self._jobs or any(spec.id in self._staging for spec in specs):
             self._exchange()
-        return {str(spec.id): self._status(spec.id) for spec in specs}
+        return {str(spec.id): self._status(spec) for spec in specs}
 
     def _release(self, adapter_id: int) -> None:
         entry = self._pool.get(adapter_id)
@@ -201,13 +201,14 @@ class EngineAdapters:
         client, seconds = payload["client"], payload["seconds"]
         return [i for i in payload["ids"] if self._pool.lease(client, i, seconds)]
 
-    def _status(self, adapter_id: int) -> dict[str, Any]:
+    def _status(self, spec: StageSpec) -> dict[str, Any]:
         # A refusal is told once: asked again, the version is tried again.
-        reason = self._failures.get(adapter_id)
+        reason = self._failures.get(spec.id)
         if reason is not None:
             return {"state": "failed", "reason": reason.to_dict()}
-        self._pool.hold(adapter_id, HOLD_SECONDS)
-        entry = self._pool.get(adapter_id)
+        if self._pool.hold(spec.id, HOLD_SECONDS) and spec.soon:
+            self._pool.place_ahead(spec.id)
+        entry = self._pool.get(spec.id)
         return {"state": "waiting" if entry is None else str(entry.host)}
 
     def _exchange(self) -> None:

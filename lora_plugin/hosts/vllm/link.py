@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lora_plugin.errors import (
@@ -42,7 +42,10 @@ class EngineLink:
 
     async def stage(self, adapters: list[StageSpec]) -> dict[int, StageStatus]:
         """Start to stage, or ask how it goes; an adapter is ready when it is in every engine."""
-        replies = await self._call("stage", {"adapters": [asdict(spec) for spec in adapters]})
+        # Of several engines the request goes to one: the others would make room for nothing.
+        alone = len(self._core.core_engines) == 1
+        specs = [asdict(replace(spec, soon=spec.soon and alone)) for spec in adapters]
+        replies = await self._call("stage", {"adapters": specs})
         return {spec.id: _worst([_status(reply[str(spec.id)]) for reply in replies]) for spec in adapters}
 
     async def release(self, adapter_id: int) -> None:
