@@ -96,8 +96,8 @@ class PoolCounters(View):
     """What one engine's pool has done since its start."""
 
     loads: int = Field(default=0, description="copies from host memory to the device")
-    hits: int = Field(default=0, description="admissions that found the adapter on the device")
-    misses: int = Field(default=0, description="admissions that did not")
+    hits: int = Field(default=0, description="requests whose adapter was on the device when they arrived")
+    misses: int = Field(default=0, description="requests whose adapter was not")
     evictions: dict[str, int] = Field(default_factory=dict, description="by reason")
 
 

@@ -128,8 +128,14 @@ def _pool_counters(pool: PoolView) -> Iterator[Metric]:
     for each in counters:
         evictions.update(each.evictions)
     yield _counter("loads", "Copies from host memory to the device", sum(c.loads for c in counters))
-    yield _counter("hits", "Admissions that found the adapter resident", sum(c.hits for c in counters))
-    yield _counter("misses", "Admissions that did not find it resident", sum(c.misses for c in counters))
+    yield _counter(
+        "hits", "Requests whose adapter was resident when they arrived", sum(c.hits for c in counters)
+    )
+    yield _counter(
+        "misses",
+        "Requests whose adapter was not, or only just for their sake",
+        sum(c.misses for c in counters),
+    )
     yield _counters("evictions", "Adapters evicted, by reason", "reason", evictions)
 
 

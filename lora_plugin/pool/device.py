@@ -78,13 +78,17 @@ class Device:
         return admitted
 
     def place_ahead(self, entry: Entry, busy: Callable[[Entry], bool]) -> None:
-        """Bring an adapter to the device before its request is there, if nothing `busy` has to go for it.
+        """Bring an adapter to the device before its request is there, unless something `busy` is next to go.
 
         A step that only copies keeps running streams waiting for less long than one that also computes the
         request's prompt.
         """
-        if entry.extent is None and not entry.pinned:
-            entry.ahead = self._place(entry, range(self.extents.slabs), busy=busy)
+        if entry.extent is not None or entry.pinned:
+            return
+        extent = self._cheapest(entry, range(self.extents.slabs), started=False)
+        if extent is not None and not any(map(busy, self._lying(self.extents.in_the_way(extent)))):
+            self._put(entry, extent)
+            entry.ahead = True
 
     def drop(self, entry: Entry) -> None:
         """Take the adapter off the device; fine if it is not there."""
@@ -170,20 +174,14 @@ class Device:
                 return True
         return self._place(entry, range(self.extents.slabs), started)
 
-    def _place(
-        self,
-        entry: Entry,
-        slabs: Collection[int],
-        started: bool = False,
-        busy: Callable[[Entry], bool] = lambda _: False,
-    ) -> bool:
-        """Load (or move) the adapter to the cheapest place in these slabs, evicting what lies there.
+    def _place(self, entry: Entry, slabs: Collection[int], started: bool = False) -> bool:
+        """Load (or move) the adapter to the cheapest place in these slabs, evicting what lies there."""
+        extent = self._cheapest(entry, slabs, started)
+        if extent is not None:
+            self._put(entry, extent)
+        return extent is not None
 
-        What is in use, pinned or `busy` stays.
-        """
-        extent = self._cheapest(entry, slabs, started, busy)
-        if extent is None:
-            return False
+    def _put(self, entry: Entry, extent: Extent) -> None:
         for victim in self._lying(self.extents.in_the_way(extent)):
             self.drop(victim)
             self._journal.evicted(victim, Cause.DEVICE_ROOM)
@@ -192,18 +190,13 @@ class Device:
         self._at[extent.first_row] = entry
         self.turns.placed(entry, extent)
         self._journal.load(entry, extent.first_row)
-        return True
 
-    def _cheapest(
-        self, entry: Entry, slabs: Collection[int], started: bool, busy: Callable[[Entry], bool]
-    ) -> Extent | None:
+    def _cheapest(self, entry: Entry, slabs: Collection[int], started: bool) -> Extent | None:
         """A free place, else where the latest use is oldest and the fewest go."""
         best: Extent | None = None
         best_cost = (0, 0)
         for extent, victims in self._places(entry, slabs):
-            if any(self._stays(victim) or busy(victim) for victim in victims):
-                continue
-            if not started and self.turns.bars(entry, extent):
+            if any(map(self._stays, victims)) or (not started and self.turns.bars(entry, extent)):
                 continue
             if not victims:
                 return extent

@@ -116,7 +116,8 @@ class AdapterPool:
     def place_ahead(self, adapter_id: int) -> None:
         """A request is on its way to a version that is on hold: bring it to the device now, if there is room.
 
-        Only what nobody uses or holds goes for it. Without room, or not ready: `try_admit` sees to it.
+        Nothing that is used or held goes for it, nor anything in the place of that. Without room, or not
+        ready: `try_admit` sees to it.
         """
         entry = self._versions.get(adapter_id)
         if entry is not None and entry.host is Host.READY:

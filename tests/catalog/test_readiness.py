@@ -87,6 +87,15 @@ async def test_digests_give_way_to_the_event_loop(
     assert priority > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
+async def test_the_engines_are_told_whether_a_request_follows(link: MemoryLink, readiness: Readiness) -> None:
+    version = await readiness.ensure("a")
+    assert {spec.soon for spec in link.asked} == {False}
+    link.asked.clear()
+    assert await readiness.confirm("a", soon=True) == version
+    assert {spec.soon for spec in link.asked} == {True}
+    assert not readiness.spec(version).soon
+
+
 async def test_a_warm_call_asks_nobody(link: MemoryLink, readiness: Readiness) -> None:
     assert readiness.ready("a") is None
     version = await readiness.ensure("a")

@@ -88,8 +88,8 @@ class Engine:
         assert function in (rpc.exchange, rpc.layout, rpc.measure, rpc.recover)
         return [function(rank, *args) for rank in self.ranks]
 
-    def stage(self, adapter_id: int, name: str = "good") -> dict[str, Any]:
-        spec = {"id": adapter_id, "name": name, "digest": "d", "path": f"/w/{name}", "nbytes": 200}
+    def stage(self, adapter_id: int, name: str = "good", **more: Any) -> dict[str, Any]:
+        spec = {"id": adapter_id, "name": name, "digest": "d", "path": f"/w/{name}", "nbytes": 200, **more}
         reply = self.adapters.call("stage", {"adapters": [spec]}, idle=True)
         status: dict[str, Any] = reply["result"][str(adapter_id)]
         return status
@@ -114,6 +114,15 @@ def test_asking_again_starts_nothing_again(engine: Engine) -> None:
     engine.until(7, "ready")
     assert engine.loads == len(engine.ranks)
     assert engine.pool.snapshot()["host_bytes"] == 200
+
+
+def test_what_a_request_follows_for_is_on_the_device_before_it(engine: Engine) -> None:
+    engine.until(7, "ready")
+    engine.until(8, "ready")
+    assert engine.pool.take_orders() == ()
+    for _ in range(2):
+        engine.stage(7, soon=True)
+        assert [rank.orders for rank in engine.ranks] == [[Load(7, 0)]] * 2
 
 
 def test_the_host_lists_what_can_be_used(engine: Engine) -> None:

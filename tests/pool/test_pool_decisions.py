@@ -424,6 +424,97 @@ def test_hits_and_misses_count_requests() -> None:
     assert (totals["hits"], totals["misses"], totals["loads"]) == (1, 2, 1)
 
 
+def test_placed_ahead_it_is_there_when_its_request_comes() -> None:
+    pool = make(slabs=1, a1=16, a2=16)
+    admit(pool, 1)
+    admit(pool)
+    pool.take_orders()
+    pool.place_ahead(2)
+    assert pool.take_orders() == (Drop(1), Load(2, 0))
+    pool.acquire("r", 2)
+    assert admit(pool, 2) == [True]
+    assert pool.take_orders() == ()
+
+
+def test_placed_ahead_of_its_request_is_no_hit() -> None:
+    """The next request finds it by its own merit."""
+    pool = make(a1=8)
+    for request in ("r1", "r2"):
+        pool.place_ahead(1)
+        pool.acquire(request, 1)
+    totals = pool.snapshot()["counters"]
+    assert (totals["hits"], totals["misses"], totals["loads"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("busy", ["running", "waiting", "held", "leased", "pinned"])
+def test_nobody_busy_goes_for_one_that_is_placed_ahead(busy: str) -> None:
+    pool = make(slabs=2, a1=16, a2=16, a3=16)
+    admit(pool, 1, 2)
+    for adapter_id in (1, 2):
+        match busy:
+            case "waiting":
+                pool.acquire(f"r{adapter_id}", adapter_id)
+            case "held":
+                pool.hold(adapter_id, 2)
+            case "leased":
+                pool.lease("server", adapter_id, 30)
+            case "pinned" if adapter_id == 1:
+                pool.pin(adapter_id)
+            case "pinned":
+                pool.hold(adapter_id, 2)
+    if busy != "running":
+        admit(pool)
+    pool.take_orders()
+    pool.place_ahead(3)
+    assert pool.take_orders() == ()
+    assert resident(pool) == {1, 2}
+
+
+def test_nobody_goes_in_the_place_of_one_that_is_held() -> None:
+    """The one used last would: the other's hold ends in a moment, and the request may wait for it."""
+    pool = make(slabs=2, a1=16, a2=16, a3=16)
+    admit(pool, 1)
+    admit(pool, 2)
+    admit(pool)
+    pool.take_orders()
+    pool._versions.get(1).hold_until = 1002.0  # type: ignore[union-attr]
+    pool.place_ahead(3)
+    assert pool.take_orders() == ()
+    assert admit(pool, 3) == [True]
+    assert resident(pool) == {2, 3}
+
+
+def test_rows_set_aside_are_not_taken_ahead() -> None:
+    pool = AdapterPool(1, 16, 1000, clock := Clock(), max_wait_seconds=10)
+    for adapter_id in (1, 2, 3):
+        stage(pool, adapter_id, rank=16)
+    pool.acquire("r1", 1)
+    pool.acquire("r2", 2)
+    pool.begin_step({})
+    assert pool.try_admit(1, "r1")
+    assert not pool.try_admit(2, "r2")
+    clock.now += 11
+    pool.begin_step({"r1": 1})
+    pool.release("r1")
+    pool.take_orders()
+    pool.place_ahead(3)
+    assert pool.take_orders() == ()
+    assert pool.try_admit(2, "r2")
+
+
+def test_a_pin_that_waits_for_room_is_placed_as_a_pin() -> None:
+    pool = make(slabs=2, a1=16, a2=16, a3=16)
+    pool.acquire("r", 1)
+    admit(pool, 1, 2)
+    pool.pin(3)
+    pool.take_orders()
+    pool.release("r")
+    pool.place_ahead(3)
+    assert pool.take_orders() == ()
+    admit(pool, running=(2,))
+    assert resident(pool) == {2, 3}
+
+
 def test_pins_are_packed_and_leave_one_slab() -> None:
     pool = make(slabs=3, a1=8, a2=16, a3=8, a4=8)
     for adapter_id in (1, 2, 3):

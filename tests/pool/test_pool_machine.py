@@ -161,6 +161,18 @@ class PoolMachine(RuleBasedStateMachine):
             self.held[adapter_id] = max(self.held.get(adapter_id, 0), self.now + seconds)
             self.safe.add(adapter_id)
 
+    @rule(adapter_id=IDS)
+    def place_ahead(self, adapter_id: int) -> None:
+        """Nobody in use, held or pinned moves for it."""
+        before = self.places()
+        self.pool.place_ahead(adapter_id)
+        after = self.places()
+        new, gone = after.keys() - before.keys(), before.keys() - after.keys()
+        assert new <= {adapter_id} & set(self.ready())
+        assert new or not gone
+        assert not any(self.is_busy(other) or other in self.pins for other in gone)
+        assert all(after[other] == before[other] for other in before.keys() & after.keys())
+
     @rule(client=st.sampled_from("xy"), adapter_id=IDS, seconds=st.integers(0, 20))
     def lease(self, client: str, adapter_id: int, seconds: int) -> None:
         ready = self.host_state(adapter_id) is Host.READY
