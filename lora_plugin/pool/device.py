@@ -17,6 +17,9 @@ from lora_plugin.pool.extents import Extent, ExtentAllocator
 from lora_plugin.pool.journal import Cause, Journal
 from lora_plugin.pool.turns import Turns
 
+_AHEAD_PER_STEP = 4
+"""Running streams wait for all copies of a step, and each takes a search on the thread of the steps."""
+
 
 class Device:
     """Bookkeeping of the arena. Idle adapters stay until their rows are needed.
@@ -38,6 +41,7 @@ class Device:
         self._in_use: set[int] = set()
         self._pins: dict[int, Entry] = {}
         self._no_room = extents.slab_rows + 1  # rows from which on nothing fits until a use or pin ends
+        self._ahead = _AHEAD_PER_STEP  # how many more may be placed ahead before the next step
 
     def residents(self, slab: int) -> list[Entry]:
         """The adapters of a slab, by address."""
@@ -56,6 +60,7 @@ class Device:
         `overdue` are those that have waited too long for room, in the order of their turns.
         """
         self._in_use = set(running)
+        self._ahead = _AHEAD_PER_STEP
         self.turns.renew(overdue, self._easiest)
         self._forget_failures()
         self._place_pins()
@@ -81,14 +86,17 @@ class Device:
         """Bring an adapter to the device before its request is there, unless something `busy` is next to go.
 
         A step that only copies keeps running streams waiting for less long than one that also computes the
-        request's prompt.
+        request's prompt. A few before each step, and none once there was no room.
         """
-        if entry.extent is not None or entry.pinned:
+        if entry.extent is not None or entry.pinned or not self._ahead:
             return
         extent = self._cheapest(entry, range(self.extents.slabs), started=False)
-        if extent is not None and not any(map(busy, self._lying(self.extents.in_the_way(extent)))):
-            self._put(entry, extent)
-            entry.ahead = True
+        if extent is None or any(map(busy, self._lying(self.extents.in_the_way(extent)))):
+            self._ahead = 0
+            return
+        self._ahead -= 1
+        self._put(entry, extent)
+        entry.ahead = True
 
     def drop(self, entry: Entry) -> None:
         """Take the adapter off the device; fine if it is not there."""
@@ -134,7 +142,8 @@ class Device:
             self._journal.load(entry, first_row)
 
     def _vacate(self, extent: Extent) -> None:
-        self._at.pop(extent.first_row).extent = None
+        entry = self._at.pop(extent.first_row)
+        entry.extent, entry.ahead = None, False
         self.extents.free(extent)
 
     def _stays(self, entry: Entry) -> bool:

@@ -116,11 +116,11 @@ class AdapterPool:
     def place_ahead(self, adapter_id: int) -> None:
         """A request is on its way to a version that is on hold: bring it to the device now, if there is room.
 
-        Nothing that is used or held goes for it, nor anything in the place of that. Without room, or not
-        ready: `try_admit` sees to it.
+        Nothing that is used or held goes for it, nor anything in the place of that. Without room, not ready,
+        or while other requests wait for room, who would have it dropped again: `try_admit` sees to it.
         """
         entry = self._versions.get(adapter_id)
-        if entry is not None and entry.host is Host.READY:
+        if entry is not None and entry.host is Host.READY and not self._waits:
             self._device.place_ahead(entry, self._versions.busy)
 
     def lease(self, client: str, adapter_id: int, seconds: float) -> bool:
@@ -130,14 +130,14 @@ class AdapterPool:
         False if the version is not ready (any more).
         """
         entry = self._versions.get(adapter_id)
-        if entry is None or entry.host is not Host.READY:
+        if entry is None:
             return False
-        now = self._versions.clock()
+        now, ready = self._versions.clock(), entry.host is Host.READY
         entry.leases = {c: until for c, until in entry.leases.items() if until > now and c != client}
-        if seconds > 0:
+        if ready and seconds > 0:
             entry.leases[client] = now + seconds
         self._copies.sweep()
-        return True
+        return ready
 
     def drain(self, name: str, seconds: float) -> None:
         """Retire every version of the adapter; what still uses one after so long is to be ended."""

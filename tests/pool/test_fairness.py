@@ -34,11 +34,17 @@ class Job:
 
 
 class Engine:
-    """One step a second; `seats` requests run at a time, in order of arrival."""
+    """One step a second; `seats` requests run at a time, in order of arrival.
 
-    def __init__(self, slabs: int, ranks: Sequence[int], jobs: list[Job], *, seats: int = 64) -> None:
+    `ahead`: their adapters are asked for a step before.
+    """
+
+    def __init__(
+        self, slabs: int, ranks: Sequence[int], jobs: list[Job], *, seats: int = 64, ahead: bool = False
+    ) -> None:
         self.now = 0
         self.seats = seats
+        self.ahead = ahead
         self.jobs = sorted(jobs, key=lambda job: job.arrives)
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -57,6 +63,9 @@ class Engine:
             if job.arrives == self.now:
                 self.pool.acquire(job.name, job.adapter)
                 self.waiting.append(job)
+            elif self.ahead and job.arrives == self.now + 1:
+                self.pool.hold(job.adapter, 2)
+                self.pool.place_ahead(job.adapter)
         assert self.pool.begin_step({job.name: job.adapter for job in self.running}) == ()
         for job in list(self.waiting):
             started = job.started_at is not None
@@ -210,6 +219,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(1, 
     seats=st.integers(1, 12),
     pins=st.dictionaries(st.integers(0, 50), st.tuples(st.integers(0, 5), st.booleans()), max_size=8),
     preemptions=st.sets(st.integers(0, 60), max_size=8),
+    ahead=st.booleans(),
 )
 def test_everyone_is_served(
     slabs: int,
@@ -218,10 +228,11 @@ def test_everyone_is_served(
     seats: int,
     pins: dict[int, tuple[int, bool]],
     preemptions: set[int],
+    ahead: bool,
 ) -> None:
-    """Any arrivals, ranks, pins, preemptions: no dead end, and a limit that follows from the rule."""
+    """Any arrivals, placed ahead or not, ranks, pins, preemptions: no dead end, and a limit by the rule."""
     jobs = [Job(f"r{n}", *spec) for n, spec in enumerate(specs)]
-    engine = Engine(slabs, ranks, jobs, seats=seats)
+    engine = Engine(slabs, ranks, jobs, seats=seats, ahead=ahead)
     # One after the other, each after the bound and a generation: nothing can take longer.
     limit = 41 + sum(job.length for job in jobs) + (BOUND + 2) * len(jobs)
     while not engine.idle:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import OrderedDict
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from lora_plugin.errors import (
     Reason,
     Unavailable,
 )
-from lora_plugin.pool import AdapterPool, Drop, Entry, Forget, Host, Load, Orders
+from lora_plugin.pool import AdapterPool, Drop, Entry, ExtentAllocator, Forget, Host, Load, Orders
 from lora_plugin.pool.versions import Versions
 
 
@@ -484,6 +485,67 @@ def test_nobody_goes_in_the_place_of_one_that_is_held() -> None:
     assert resident(pool) == {2, 3}
 
 
+def test_nobody_is_placed_ahead_of_those_that_wait_for_room() -> None:
+    """The next step would drop it again: a copy for nothing."""
+    pool = make(slabs=1, a1=16, a2=16, a3=16)
+    pool.acquire("r1", 1)
+    pool.acquire("r2", 2)
+    pool.begin_step({})
+    assert pool.try_admit(1, "r1")
+    assert not pool.try_admit(2, "r2")
+    pool.take_orders()
+    pool.release("r1")
+    pool.place_ahead(3)
+    pool.begin_step({})
+    assert pool.try_admit(2, "r2")
+    assert pool.take_orders() == (Drop(1), Load(2, 0))
+
+
+def test_of_many_a_few_are_placed_ahead_before_each_step() -> None:
+    pool = make(slabs=9, **{f"a{adapter_id}": 16 for adapter_id in range(1, 10)})
+    loads = []
+    for _ in range(3):
+        for adapter_id in range(1, 10):
+            pool.place_ahead(adapter_id)
+        loads.append(len(pool.take_orders()))
+        admit(pool)
+    assert loads == [4, 4, 1]
+
+
+def test_without_room_ahead_the_search_is_not_repeated_before_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = []
+    windows = ExtentAllocator.windows
+
+    def counted(self: ExtentAllocator, *args: Any) -> Any:
+        searches.append(args)
+        return windows(self, *args)
+
+    pool = make(slabs=1, **{f"a{adapter_id}": 16 for adapter_id in range(1, 52)})
+    pool.acquire("r", 1)
+    assert admit(pool, 1) == [True]
+    monkeypatch.setattr(ExtentAllocator, "windows", counted)
+    for _ in range(2):
+        searches.clear()
+        for adapter_id in range(2, 52):
+            pool.place_ahead(adapter_id)
+        assert len(searches) == 1
+        admit(pool, running=(1,))
+
+
+def test_what_left_after_it_was_placed_ahead_is_a_hit_when_it_is_back() -> None:
+    pool = make(slabs=2, a1=16, a2=16, a3=16)
+    pool.place_ahead(1)
+    admit(pool, 2, 3)
+    assert resident(pool) == {2, 3}
+    admit(pool)
+    pool.pin(1)
+    pool.acquire("r", 1)
+    totals = pool.snapshot()["counters"]
+    assert (totals["hits"], totals["misses"]) == (1, 0)
+
+
 def test_rows_set_aside_are_not_taken_ahead() -> None:
     pool = AdapterPool(1, 16, 1000, clock := Clock(), max_wait_seconds=10)
     for adapter_id in (1, 2, 3):
@@ -513,6 +575,15 @@ def test_a_pin_that_waits_for_room_is_placed_as_a_pin() -> None:
     assert pool.take_orders() == ()
     admit(pool, running=(2,))
     assert resident(pool) == {2, 3}
+
+
+def test_a_lease_ends_also_when_the_host_copy_is_lost() -> None:
+    pool = make(a1=8)
+    pool.lease("server", 1, 30)
+    pool.discard(1)
+    pool.retire(1)
+    assert not pool.lease("server", 1, 0)
+    assert pool.get(1) is None
 
 
 def test_pins_are_packed_and_leave_one_slab() -> None:
