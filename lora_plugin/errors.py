@@ -161,6 +161,9 @@ class AdapterIncomplete(LoraPluginError, ValueError):
     status = 503
 
 
+_NO_PATH = "an adapter has the name of its folder in the watched directory; a path is none"
+
+
 class AdapterNotFound(LoraPluginError, LookupError):
     """No adapter is served under the name."""
 
@@ -169,7 +172,9 @@ class AdapterNotFound(LoraPluginError, LookupError):
     @classmethod
     def named(cls, name: str) -> AdapterNotFound:
         """Of a name that nobody has, or that the client is not to know of: in the same words."""
-        return cls(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}")
+        # Slashes are taken for a Hub repository's, and shown as in the name that it would have.
+        hint = _NO_PATH if "/" in name or "--" in name else None
+        return cls(Code.NOT_FOUND, f"no adapter is named {name[:100]!r}", hint=hint)
 
 
 class AdapterBusy(LoraPluginError):

@@ -165,8 +165,8 @@ class Settings(BaseSettings):
     )
     kernels: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",
-        description="The kernels: native (CPU, needs a C++ compiler), triton (GPU), torch, or auto: the "
-        "first of them that can be had.",
+        description="The kernels: native (CPU, needs a C++ compiler, and for bfloat16 AVX512-BF16), "
+        "triton (GPU), torch, or auto: the first of them that can be had.",
     )
     hooks: Modules = Field(
         (), description="Modules with hook implementations, comma between them; asked in this order."

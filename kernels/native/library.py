@@ -72,7 +72,7 @@ def usable(dtype: torch.dtype) -> bool:
     """Whether the kernel computes in `dtype`; says why not, once."""
     reason = why_not(dtype)
     if reason is not None:
-        logger.info("no native CPU kernel: %s; torch computes instead", reason)
+        logger.warning("no native CPU kernel: %s; torch computes instead, which is slower", reason)
     return reason is None
 
 

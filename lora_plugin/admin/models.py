@@ -108,7 +108,9 @@ class EngineView(View):
     slab_rows: int
     rows_total: int
     rows_free: int
+    host_rows: int = Field(default=0, description="rank rows of all copies in host memory, rounded up to 8")
     host_bytes: int
+    device_bytes: int = Field(default=0, description="bytes of the copies that lie on the device, too")
     host_budget_bytes: int
     waiting_requests: int = Field(default=0, description="requests that wait for room on the device")
     longest_wait_seconds: float = Field(default=0.0, description="how long the oldest of them has waited")

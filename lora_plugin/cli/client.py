@@ -137,7 +137,7 @@ class AdminClient:
             # vLLM's own port answers with a `detail`, too.
             if not {"detail", "code"} <= problem.keys():
                 raise Unreachable(
-                    f"{self._url} answered {error.code}, but not as an admin endpoint"
+                    f"{self._url} answered {error.code}, but not as an admin endpoint (vLLM's own port?)"
                 ) from None
             if error.code == HTTPStatus.TOO_MANY_REQUESTS:
                 problem["hint"] = f"try again in {error.headers['Retry-After']} s"

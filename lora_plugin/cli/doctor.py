@@ -38,6 +38,8 @@ def _of_the_server(args: Namespace) -> list[Finding]:
             say(args, "no server answers here; what one would start with:")
             here = surroundings(os.environ)
             show(args, here, render, _problems(here))
+            if _problems(here):
+                raise Said from None
         raise
 
 

@@ -33,7 +33,8 @@ def _config(args: Namespace) -> None:
     from lora_plugin.setting_rows import setting_rows
 
     if not wanted(os.environ):
-        say(args, "the plugin is off: LORA_PLUGIN_ADAPTER_DIR is not set, or LORA_PLUGIN_ENABLED is 0")
+        why = "LORA_PLUGIN_ADAPTER_DIR is not set in this shell, or LORA_PLUGIN_ENABLED is 0"
+        say(args, f"the plugin would be off: {why}; a running server's own settings: GET /v1/config")
     rows = [row._asdict() for row in setting_rows(os.environ)]
     show(args, rows, human.settings, [row["variable"] for row in rows])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.metrics_core import (
@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from lora_plugin.admin.models import AdapterView, PoolView
+from lora_plugin.admin.models import AdapterView, EngineView, PoolView
 from lora_plugin.directory.entry import AdapterState
 from lora_plugin.distribution import Distribution
 from lora_plugin.metrics.snapshot import Snapshot
@@ -58,7 +58,7 @@ class SnapshotCollector(Collector):
         yield up
         if snapshot is not None:
             yield from _adapter_metrics(snapshot.adapters)
-            yield from _residency_metrics(snapshot)
+            yield from _residency_metrics(snapshot.pool.engines)
             yield from _wait_metrics(snapshot.pool)
             yield from _pool_counters(snapshot.pool)
             yield from self._usage(snapshot)
@@ -90,16 +90,15 @@ def _adapter_metrics(adapters: Iterable[AdapterView]) -> Iterator[Metric]:
     yield _gauge("adapters_rejected", "Rejected adapters by code", "code", codes)
 
 
-def _residency_metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    engines = snapshot.pool.engines
-    # Rows in host memory are ranks: only the device rounds them up.
+def _residency_metrics(engines: Sequence[EngineView]) -> Iterator[Metric]:
+    """Of versions and compositions, too: what the pools hold, not what the catalog has."""
     rows = {
-        "host": sum((a.rank or 0) * a.residency.host for a in snapshot.adapters),
+        "host": sum(engine.host_rows for engine in engines),
         "device": sum(engine.rows_total - engine.rows_free for engine in engines),
     }
     nbytes = {
         "host": sum(engine.host_bytes for engine in engines),
-        "device": sum(a.packed_bytes * a.residency.device for a in snapshot.adapters),
+        "device": sum(engine.device_bytes for engine in engines),
     }
     capacity = {"device": sum(engine.rows_total for engine in engines)}
     budget = {"host": sum(engine.host_budget_bytes for engine in engines)}
@@ -129,11 +128,11 @@ def _pool_counters(pool: PoolView) -> Iterator[Metric]:
         evictions.update(each.evictions)
     yield _counter("loads", "Copies from host memory to the device", sum(c.loads for c in counters))
     yield _counter(
-        "hits", "Requests whose adapter was resident when they arrived", sum(c.hits for c in counters)
+        "hits", "Requests whose adapter was on the device when they arrived", sum(c.hits for c in counters)
     )
     yield _counter(
         "misses",
-        "Requests whose adapter was not, or only just for their sake",
+        "Requests whose adapter was not on the device when they arrived, or only just, for their sake",
         sum(c.misses for c in counters),
     )
     yield _counters("evictions", "Adapters evicted, by reason", "reason", evictions)

@@ -358,7 +358,9 @@ class AdapterPool:
             "granule": extents.granule,
             "rows_total": extents.rows_total,
             "rows_free": extents.rows_free,
+            "host_rows": sum(entry.rows for entry in self.ready()),
             "host_bytes": self._host.used,
+            "device_bytes": sum(entry.nbytes for entry in self.ready() if entry.extent is not None),
             "host_budget": self._host.budget,
             "extents": [
                 [extent_view(entry, refs(entry.adapter_id)) for entry in self._device.residents(slab)]

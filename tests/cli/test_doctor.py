@@ -154,7 +154,7 @@ def test_without_a_server_it_says_what_would_keep_one_from_serving(
     given = {"LORA_PLUGIN_ADMIN_PORT": nobody, "LORA_PLUGIN_ADAPTER_DIR": str(tmp_path), **variables}
     result = run("doctor", "--format", "json", **given)
     (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
-    assert (result.returncode, problem["about"]) == (3, about)
+    assert (result.returncode, problem["about"]) == (1, about)
     assert words in problem["text"]
 
 
@@ -175,7 +175,7 @@ def test_a_vllm_that_the_plugin_does_not_fit_is_told_of_before_a_server_is_start
     (tmp_path / "vllm" / "__init__.py").write_text("print('hello')")
     result = run("doctor", "--format", "json", LORA_PLUGIN_ADMIN_PORT=nobody, PYTHONPATH=str(tmp_path))
     (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
-    assert (result.returncode, problem["about"]) == (3, "fit")
+    assert (result.returncode, problem["about"]) == (1, "fit")
     assert "No module named 'vllm." in problem["text"]
     assert "install a supported vLLM" in problem["text"]
 

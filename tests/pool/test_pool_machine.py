@@ -374,6 +374,10 @@ class PoolMachine(RuleBasedStateMachine):
         staging = [entry.nbytes for entry in entries if entry.host is Host.STAGING]
         assert used == self.pool.snapshot()["host_bytes"] <= BUDGET
         assert self.pool.host_free == BUDGET - used - sum(staging)
+        ready, places = [entry for entry in entries if entry.host is Host.READY], self.places()
+        assert self.pool.snapshot()["host_rows"] == sum(-(-RANKS[e.adapter_id] // 8) * 8 for e in ready)
+        on_device = sum(entry.nbytes for entry in ready if entry.adapter_id in places)
+        assert self.pool.snapshot()["device_bytes"] == on_device
         if used + sum(staging) > BUDGET:
             # One is read beyond the budget, not counting what copies turned out to be larger than announced.
             grown = 2 * len(RANKS)

@@ -169,6 +169,15 @@ def test_a_refusal_is_no_reason_for_the_base_model(house: House, model: str) -> 
         house.check(model)
 
 
+@pytest.mark.parametrize("path", ["/srv/adapters/a", "adapters/a", "./a"])
+def test_a_path_is_told_to_be_no_name(house: House, path: str) -> None:
+    with pytest.raises(AdapterNotFound, match="a path is none"):
+        house.check(path)
+    with pytest.raises(AdapterNotFound) as other:
+        house.check("nobody")
+    assert other.value.reason.hint is None
+
+
 def test_check_loads_nothing_and_says_the_same(house: House) -> None:
     for model in ("a", "brave", "base-model", "a+b"):
         house.check(model)
