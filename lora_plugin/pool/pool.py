@@ -133,8 +133,10 @@ class AdapterPool:
         if entry is None:
             return False
         now, ready = self._versions.clock(), entry.host is Host.READY
-        entry.leases = {c: until for c, until in entry.leases.items() if until > now and c != client}
-        if ready and seconds > 0:
+        entry.leases = {c: until for c, until in entry.leases.items() if until > now}
+        if seconds <= 0:
+            entry.leases.pop(client, None)
+        elif ready:
             entry.leases[client] = now + seconds
         self._copies.sweep()
         return ready

@@ -425,6 +425,21 @@ def test_hits_and_misses_count_requests() -> None:
     assert (totals["hits"], totals["misses"], totals["loads"]) == (1, 2, 1)
 
 
+def test_a_renewal_while_the_copy_is_made_anew_ends_no_lease() -> None:
+    """New base weights took it; the response that leased it goes on."""
+    pool = make(a1=8)
+    pool.lease("server", 1, 60)
+    pool.retire(1)
+    pool.discard(1)
+    pool.acquire("r", 1)
+    assert [entry.adapter_id for entry in pool.restage()] == [1]
+    pool.release("r")
+    assert not pool.lease("server", 1, 60)
+    assert pool.staged(1, 8, 10)
+    pool.lease("server", 1, 0)
+    assert pool.get(1) is None
+
+
 def test_placed_ahead_it_is_there_when_its_request_comes() -> None:
     pool = make(slabs=1, a1=16, a2=16)
     admit(pool, 1)

@@ -176,7 +176,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(client=st.sampled_from("xy"), adapter_id=IDS, seconds=st.integers(0, 20))
     def lease(self, client: str, adapter_id: int, seconds: int) -> None:
         ready = self.host_state(adapter_id) is Host.READY
-        self.leases.pop((client, adapter_id), None)
+        if ready or not seconds:
+            self.leases.pop((client, adapter_id), None)
         self.keep_safe()
         assert self.pool.lease(client, adapter_id, seconds) == ready
         if ready and seconds:
