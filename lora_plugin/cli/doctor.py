@@ -33,12 +33,13 @@ def _of_the_server(args: Namespace) -> list[Finding]:
     try:
         client = client_of(args)
         return list(general(client.adapters(), client.routing(), client.pool()))
-    except Unreachable:
+    except Unreachable as error:
         if args.admin is None:  # else it may be another machine's
             say(args, "no server answers here; what one would start with:")
             here = surroundings(os.environ)
             show(args, here, render, _problems(here))
             if _problems(here):
+                say(args, str(error))
                 raise Said from None
         raise
 

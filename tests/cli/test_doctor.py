@@ -155,6 +155,8 @@ def test_without_a_server_it_says_what_would_keep_one_from_serving(
     result = run("doctor", "--format", "json", **given)
     (problem,) = [found for found in json.loads(result.stdout) if found["level"] == "problem"]
     assert (result.returncode, problem["about"]) == (1, about)
+    why_no_answer = result.stderr.splitlines()[1]
+    assert nobody in why_no_answer or "/none.pem" in why_no_answer
     assert words in problem["text"]
 
 
